@@ -1,8 +1,8 @@
-"""What the command `relpos` starts, and the options it takes. Neither needs PyTorch: help and a wrong option are quick.
+"""The start of the command `relpos`, and its options. Neither needs PyTorch, so help and option errors are quick.
 
-`relpos.cli` is part of relpos, whose import takes seconds; it carries out what was parsed here. Nothing is imported
-above `main`: until all libraries are there, an interruption ends the process at once. As an exception it would pass
-through imports that swallow it, or leave a library half loaded, which then fails in a way of its own.
+`relpos.cli` runs the parsed command; it is part of relpos, whose import takes seconds. Nothing is imported before
+`main`: until all libraries are loaded, an interruption ends the process at once. As an exception it could be swallowed
+by an import, or leave a library half loaded, which then fails in another way.
 """
 
 import os
@@ -10,7 +10,7 @@ import signal
 
 
 def _quit(*_: object) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes the main one
+    if os.environ.get("RANK", "0") == "0":  # only the main process
         os.write(2, b"relpos: error: interrupted\n")
     os._exit(130)
 

@@ -1,4 +1,4 @@
-"""What each verb takes. Nothing here imports relpos: what it knows is repeated here, and a test compares both."""
+"""The options of each verb. Nothing here imports relpos: its names are repeated here, and a test compares both."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SEED_AT_MOST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: its summary in the help, and what adds its options to a parser."""
+    """A verb: its summary in the help, and a function that adds its options to a parser."""
 
     summary: str
     add_options: Callable[[ArgumentParser], None]
 
 
 def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
-    """A type of whole numbers within bounds; without a lower one, as far below zero as above."""
+    """A type of integers within bounds; the lower bound defaults to `-at_most`."""
     low = -at_most if at_least is None else at_least
 
     def read(typed: str | int) -> int:
-        text = str(typed)  # a default is read too
+        text = str(typed)  # defaults are parsed too
         sign, digits = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
         came = repr(text) if len(text) <= _DIGITS_SHOWN else f"one of {len(digits):,} digits"
         if not (digits.isascii() and digits.isdecimal()):
@@ -59,19 +59,19 @@ def number(typed: str | float) -> float:
 
 
 def words(text: str) -> str:
-    """A type of anything but nothing."""
+    """A type of non-blank text."""
     if not text.strip():
         raise ArgumentTypeError(f"expected a value; got {text!r}")
     return text
 
 
 def each(typed: str | list[str]) -> str | list[str]:
-    """A type of words that an option collects; the whole list is looked at in the end."""
+    """A type for a repeated option; jsonargparse checks single words, then the whole list."""
     return [words(one) for one in typed] if isinstance(typed, list) else words(typed)
 
 
 def _add_data(parser: ArgumentParser) -> None:
-    """The options that say what to train on."""
+    """Add the options for the data."""
     add = parser.add_argument
     add(
         "--data",
@@ -106,7 +106,7 @@ def _add_machine(parser: ArgumentParser) -> None:
 
 
 def _add_processes(parser: ArgumentParser) -> None:
-    """How a run is spread over processes, and what is kept of it on the way."""
+    """Add the options for processes and checkpoints."""
     add = parser.add_argument
     add(
         "--devices",

@@ -1,4 +1,4 @@
-"""The words of a call, read by jsonargparse. Its messages become one line and exit code 2."""
+"""Parse the command line with jsonargparse. Its messages become one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was asked for.
+    """The parsed command.
 
     Attributes:
         verb: a key of `VERBS`. arguments: its options. debug: whether an error shows its traceback.
@@ -34,10 +34,11 @@ class CommandLine:
 
 
 def fail(message: str, code: int, *, process: int | None = None) -> NoReturn:
-    """End with a message: one line, which a terminal gets wrapped at words.
+    """End with a message: one line, wrapped at words on a terminal.
 
     Args:
-        process: which one of several says what it has alone. Left out, all have the same, and the main one says it.
+        process: the number of a process that reports its own error. By default all have the same error, and the main
+            process reports it.
     """
     if process is None and int(os.environ.get("RANK", "0")) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SystemExit(code)
@@ -54,7 +55,7 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$", re.DOTALL)
 
 
 def _plain(message: str, verb: str | None, options: Iterable[str]) -> str:
-    """jsonargparse's message with options as they are typed, `--position`, where it has its own names for them."""
+    """jsonargparse's message with its internal option names replaced by typed ones, such as `--position`."""
     if verb is None:
         return "expected a verb; got none" if "was not provided" in message else message
     typed = {option.removeprefix("--").replace("-", "_"): option for option in options}
@@ -62,7 +63,7 @@ def _plain(message: str, verb: str | None, options: Iterable[str]) -> str:
 
 
 def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
-    """The question whether one of `known` was meant by the first of the words that is none of them."""
+    """A "Did you mean" question for the first unknown word, if one of `known` is near."""
     known = list(known)
     unknown = [word.partition("=")[0] for word in words if word.partition("=")[0] not in known]
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
@@ -70,10 +71,10 @@ def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
 
 
 def parse(words: Sequence[str] | None = None) -> CommandLine:
-    """The call in the words, those of the process where left out.
+    """Parse the words, by default those of the process.
 
     Raises:
-        SystemExit: with 0 after help; 2 where they do not fit.
+        SystemExit: 0 after help; 2 if they are wrong.
     """
     try:
         from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -84,13 +85,13 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
     typed = [word for word in given if word != "--debug"]
 
     class Formatter(DefaultHelpFormatter):  # type: ignore[misc, unused-ignore]
-        """jsonargparse's, with an option's help as it is written: types and defaults stand there in words."""
+        """jsonargparse's formatter, with an option's help unchanged, as it states types and defaults."""
 
         def _get_help_string(self, action: Action) -> str:
             return action.help or ""
 
     class Parser(ArgumentParser):  # type: ignore[misc, unused-ignore]
-        """jsonargparse's, with its message in one line and no usage before it."""
+        """jsonargparse's parser, with error messages in one line and without usage."""
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             verb = typed[0] if typed[:1] and typed[0] in VERBS else None

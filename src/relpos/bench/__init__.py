@@ -1,12 +1,12 @@
-"""Benchmarks of attention: named cases, peers that run them in the same run, and no speed without a green check.
+"""Benchmarks of attention: named cases, and peers that compute them in the same run. Only correct peers are timed.
 
-cases      what is computed: sizes, dtype, position; named, shared with the tests
+cases      the computations: sizes, dtype, position; named, shared with the tests
 inputs     the tensors of a case
-peers      who computes it: the engines of relpos, PyTorch's own attention, a roofline
+peers      the implementations: relpos's engines, PyTorch's own attention, a roofline
 modules    the same for whole attention layers: transformers, timm
 check      an engine against the reference in float64
-measure    time, peers interleaved round by round; memory, in a process of its own
-targets    what must be reached
+measure    time, peers interleaved round by round; memory, in a separate process
+targets    the goals
 run        all of that, in a folder
-table, picture   how it is shown
+table, picture   the presentation
 """

@@ -1,13 +1,13 @@
-"""The cases of the benchmark: what is computed, as frozen data with a name. Tests run the same cases, shrunk.
+"""The cases of the benchmark: computations as frozen data with a name. Tests run the same cases, shrunk.
 
     line-4096-float32-step-causal      a learned bias on a sequence of 4,096 tokens, one training step, causal
     grid-64x64+1-float32-step          a grid with one prefix token
     grid-7x7-float32-forward-b1024     a batch of 1,024 windows
-    layer-deberta-2048-float32-step    a whole attention layer, its projections too
+    layer-deberta-2048-float32-step    a whole attention layer with its projections
     line-8192-bfloat16-step-d128-cuda  on a GPU, heads of width 128
 
-Heads are 8 of width 64, the batch is 1 and the device the CPU where the name does not say otherwise. A *step* is the
-forward and the gradients of queries, keys, values (of a layer: tokens and weights) and of what the position learns.
+Unless the name says otherwise, there are 8 heads of width 64, the batch is 1 and the device is the CPU. A *step* is the
+forward pass and the gradients of queries, keys, values (for a layer: tokens and weights) and position parameters.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CaseDtype = Literal["float32", "bfloat16", "float16", "float64"]
 Device = Literal["cpu", "cuda"]
 
 VECTORS: tuple[CasePosition, ...] = ("shaw", "transformer_xl", "deberta")
-"""Positions whose vectors meet queries, keys or values."""
+"""Positions with vectors that act on queries, keys or values."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compute.
+    """One computation.
 
     Attributes:
         position: "none"; "line", a learned bias of 2 N - 1 numbers per head; "grid", its form on a grid; "t5", in 32
             buckets; "shaw", 33 clipped vectors for keys and for values; "transformer_xl", 2 N - 1 vectors and two
-            biases; "deberta", 512 vectors that queries meet and 512 that keys meet.
-        sizes: of the sequence or grid. prefix: tokens before it.
-        layer: a whole attention layer, heads * head_dim wide, instead of the product of given q, k and v.
-        queries: how many tokens at the end of the sequence are queries, all where None: 1 is a step of decoding.
+            biases; "deberta", 512 vectors for queries and 512 for keys.
+        sizes: tokens of the sequence or grid along each axis. prefix: tokens before it.
+        layer: a whole attention layer, heads * head_dim wide, instead of attention on given q, k and v.
+        queries: how many tokens at the end of the sequence are queries; None means all, 1 is a decoding step.
     """
 
     position: CasePosition
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Tokens, the prefix included."""
+        """Tokens, including the prefix."""
         return self.prefix + math.prod(self.sizes)
 
     @property
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in one word; what is usual is left out."""
+        """The case's name; defaults are left out."""
         size = "x".join(map(str, self.sizes)) + (f"+{self.prefix}" if self.prefix else "")
         words = [*(["layer"] if self.layer else []), self.position, size, self.dtype, self.what]
         words += ["causal"] if self.causal else []
@@ -120,17 +120,17 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _EVERY_OTHER = LENGTHS[::2]
 _SIDES = (14, 32, 64)
 _WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
-"""Side of a window, and how many of them."""
+"""The side of a window, and the number of windows."""
 
 
 EVERY, EVERY_GPU = "all", "gpu"
-"""Instead of names: all cases on CPU, and all on a GPU."""
+"""In place of names: all cases on CPU, and all on a GPU."""
 GPU_LENGTHS = (512, 2048, 8192, 32768, 65536)
 _GPU_WINDOWS = (7, 8)
 _GPU_BATCH = 4096
 _GPU_SHORT = (64, 128, 256)
 _GPU_TOKENS = 65536
-"""Of a whole batch of short sequences."""
+"""Tokens of a whole batch of short sequences."""
 
 
 @cache
@@ -230,7 +230,7 @@ def gpu_families() -> dict[str, tuple[Case, ...]]:
 
 
 def all_families() -> dict[str, tuple[Case, ...]]:
-    """Those of both devices."""
+    """The named sets of cases on both devices."""
     return families() | gpu_families()
 
 
@@ -240,10 +240,11 @@ def every_case() -> dict[str, Case]:
 
 
 def find_cases(names: str) -> tuple[Case, ...]:
-    """The cases of a list of names and families joined by commas, each once; `all` and `gpu` are every family on one.
+    """The cases in a comma-separated list of names and families, each once; `all` is every CPU family, `gpu` every GPU
+    family.
 
     Raises:
-        ValueError: no name, or one that is neither; the message has the nearest.
+        ValueError: no name, or an unknown one; the message suggests the nearest.
     """
     known = {name: (case,) for name, case in every_case().items()} | all_families()
     for name, device in ((EVERY, "cpu"), (EVERY_GPU, "cuda")):

@@ -1,18 +1,17 @@
-"""Whether a peer computes what it is timed at: output and gradients against the reference in float64.
+"""Check that a peer computes its case correctly: output and gradients against the reference in float64.
 
-A small case is checked whole; a larger one shrunk to 512 tokens and two elements of the batch and, for relpos' engines
-and up to 4,096 tokens, with one head at full length.
-`auto` is checked by the engine that it takes for the whole case, which may not be the one it takes for a small one. An
-error is green where
+A small case is checked whole. A larger one is shrunk to 512 tokens and two elements of the batch; relpos's engines are
+also checked with one head at full length up to 4,096 tokens. `auto` is checked by the engine that it chooses for the
+whole case, as it may choose another for a small one. An error is green if
 
     rms(error) <= factor * rms(cost) + eps * rms(size)
     max(error) <= 2 * factor * max(cost) + 8 * eps * max(size)
 
-with the cost the error of the reference in the case's own dtype, and a factor of 2, 1.1 in half precision. For float64,
-than which nothing here is more exact, float32's is added in units of float64, and half of it again for the error of
-what is taken for exact. The size is the result's, or where that is larger the root mean square of the largest gradient:
-behind a softmax a gradient is a difference of terms of that size. The tests of this project use the same rule. NaN is
-red. Of a layer the product inside is checked.
+where `cost` is the error of the reference in the case's own dtype, and the factor is 2, or 1.1 in half precision.
+Nothing here is more exact than float64, so its cost also includes 1.5 times float32's error, scaled to float64's eps;
+the additional half covers the error of the float64 reference. `size` is the result's, or the root mean square of the
+largest gradient if that is larger: behind a softmax a gradient is a difference of terms of that size. The tests of this
+project use the same rule. NaN is red. For a layer, the attention inside is checked.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FACTOR = {torch.float32: 2.0, torch.float64: 2.0, torch.bfloat16: 1.1, torch.fl
 
 
 class Exact:
-    """What the reference says of one small case: in float64, and in the case's dtype."""
+    """The reference's results for one small case: in float64, and in the case's dtype."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -46,7 +45,7 @@ class Exact:
             self.plain = tuple(x + (own - x).abs() + (rough - x).abs() * unit for x, own, rough in results)
 
     def fault(self, results: Sequence[Tensor]) -> str | None:
-        """What is wrong with results, or None."""
+        """The first fault of the results, or None."""
         learned = [f"gradient of parameter {index}" for index in range(1, len(results) - 3)]
         names = ["output", "gradient of q", "gradient of k", "gradient of v", *learned][: len(results)]
         terms = max((_rms(x.detach().double()) for x in self.exact[1:]), default=0.0)
@@ -79,7 +78,7 @@ def _largest(x: Tensor) -> float:
 
 
 def small_cases(case: Case, *, ours: bool) -> tuple[Case, ...]:
-    """The cases by which a case is checked."""
+    """The smaller cases that check a case."""
     op = op_case(case)
     if is_small(op):
         return (op,)
@@ -89,7 +88,7 @@ def small_cases(case: Case, *, ours: bool) -> tuple[Case, ...]:
 
 
 def faults(case: Case, peers: Sequence[Peer], engines: Sequence[str]) -> dict[str, str]:
-    """The peers that are red, and why. A peer that cannot run a small case is red too."""
+    """The red peers, each with its fault. A peer that cannot run a small case is red too."""
     whole = op_case(case)
     ours = {f"relpos-{engine}": engine_peer(taken(whole, engine) or engine) for engine in engines}
     exact: dict[Case, Exact] = {}
@@ -111,6 +110,6 @@ def faults(case: Case, peers: Sequence[Peer], engines: Sequence[str]) -> dict[st
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """An error as one line."""
     lines = str(error).strip().splitlines() or ["no message"]
     return lines[0] if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,7 +1,8 @@
-"""Every engine of this machine held against the reference: output and gradients of small calls of every kind.
+"""Compare every engine of this machine with the reference: output and gradients of small calls of every kind.
 
-A call is a case of `cases`, in a dtype: a few hundred tokens that fill no tile, every kind of term and mask, learned
-tables of random numbers. `attention.agreement` has the rule. What an engine lacks is left out, and said.
+A call is a `CallKind` in a dtype: a few hundred tokens that mostly fill no whole tile, every kind of term and mask, and
+learned tables of random numbers. `engines.self_check.agreement` defines the rule. Calls that an engine does not support
+are left out and listed.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from relpos.position import (
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TOKENS = {"cpu": 139, "cuda": 299}
-"""About how many tokens a call has."""
+"""The approximate number of tokens in a call."""
 _HEADS, _WIDTH = 2, 64
 _STD = 0.2
-"""Of learned tables: a wrong row is seen, and the softmax keeps more than one key."""
+"""The standard deviation of learned tables: a wrong row is visible, and the softmax keeps more than one key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +52,10 @@ class CallKind:
     """A kind of call.
 
     Attributes:
-        name: in a few words.
-        position: what makes it, None for no position.
-        queries, keys: where the tokens are; keys default to the queries.
-        mask: or None. shared: whether the query heads share key heads. dropout: probability. width: of a head.
+        name: a few words.
+        position: makes the position; None for no position.
+        queries, keys: coordinates of the tokens; keys default to the queries.
+        mask: or None. shared: whether query heads share key heads. dropout: probability. width: width of a head.
     """
 
     name: str
@@ -68,7 +69,7 @@ class CallKind:
 
 
 def kinds(n: int) -> tuple[CallKind, ...]:
-    """All kinds of calls, of about n tokens."""
+    """All kinds of calls, with about n tokens."""
     line, full = Sequence(n), Sequence(n // 128 * 128 + 128)
     side = int(n**0.5)
     token = torch.arange(n)
@@ -123,7 +124,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
 
 
 def make(kind: CallKind, dtype: torch.dtype) -> Call:
-    """A call of a kind on the CPU, of the same random numbers in every process."""
+    """A call of a kind on the CPU, with the same random numbers in every process."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -139,7 +140,7 @@ def make(kind: CallKind, dtype: torch.dtype) -> Call:
 
 
 def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) -> Terms | None:
-    """The terms of a kind, random where they are learned; in float64 where the call is."""
+    """The terms of a kind, with random values for parameters; in float64 if the call is."""
     if kind.position is None:
         return None
     with torch.random.fork_rng(devices=[]):
@@ -151,7 +152,7 @@ def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) ->
 
     def leaf(x: Tensor) -> Tensor:
         own = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
-        if x.is_leaf and x.requires_grad:  # which came without a mechanism
+        if x.is_leaf and x.requires_grad:  # a parameter without a mechanism
             own.normal_(0, 1, generator=generator)
         return own.requires_grad_(x.requires_grad)
 
@@ -161,11 +162,11 @@ def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) ->
 
 @dataclass(frozen=True)
 class EngineRow:
-    """What one engine did with one kind of call in one dtype.
+    """The result of one engine for one kind of call in one dtype.
 
     Attributes:
-        found: how far it is from the reference; None where it lacks something or raised.
-        lack: what it lacks. raised: the error, in a line.
+        found: the difference to the reference; None if the engine does not support the call or raised.
+        lack: the missing feature. raised: the error, in one line.
     """
 
     device: str
@@ -178,7 +179,7 @@ class EngineRow:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong, or None."""
+        """The fault, or None."""
         return self.raised if self.found is None else self.found.fault
 
 
@@ -188,10 +189,10 @@ def devices() -> tuple[torch.device, ...]:
 
 
 def engines(named: str | None = None) -> tuple[str, ...]:
-    """The engines that are named, joined by commas; default all but the reference itself, which stands for right.
+    """The engines in a comma-separated list; by default all except the reference, which counts as correct.
 
     Raises:
-        ValueError: a name is no engine's.
+        ValueError: no engine has this name.
     """
     every = [name for name in backends() if name != "reference"]
     if named is None:
@@ -209,10 +210,10 @@ def check(
     dtypes: Many[torch.dtype] | None = None,
     part: slice = slice(None),
 ) -> Iterator[EngineRow]:
-    """Hold the engines against the reference, a row a kind of call, on all devices of this machine or some.
+    """Compare the engines with the reference, one row per kind of call, on all devices of this machine or on `only`.
 
     Args:
-        dtypes: default all. part: of the kinds of calls.
+        dtypes: by default all. part: a slice of the kinds of calls.
     """
     for device in devices() if only is None else only:
         every = kinds(TOKENS[device.type])[part]
@@ -233,13 +234,13 @@ def check(
 
 
 def count(asked: Many[str], *, only: Many[torch.device] | None = None) -> int:
-    """How many rows `check` gives."""
+    """The number of rows that `check` yields."""
     found = devices() if only is None else only
     return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in found)
 
 
 def versions() -> str:
-    """Versions and hardware, a line each."""
+    """Versions and hardware, line by line."""
     about = surroundings("cuda" if torch.cuda.is_available() else "cpu")
     names = ("relpos", "torch", "triton", "python")
     lines = [", ".join(f"{name} {about[name]}" for name in names), about["platform"]]
@@ -251,10 +252,11 @@ def versions() -> str:
 
 
 def render(rows: Many[EngineRow], *, every: bool = False) -> str:
-    """Versions, tables in Markdown, what differs and what was left out, to be pasted into an issue; 80 columns.
+    """Versions, Markdown tables, differences and calls left out, to paste into an issue; 80 columns.
 
     Args:
-        every: a line for every kind of call, a table for each engine and dtype, instead of a line for each of those.
+        every: one table per engine and dtype with a line for each kind of call, instead of one line per engine and
+            dtype.
     """
     heads = ["output", "gradient", "verdict", "time"]
     table, tables = [["engine", "on", "dtype", "calls", *heads]], []
@@ -269,7 +271,7 @@ def render(rows: Many[EngineRow], *, every: bool = False) -> str:
 
 
 def _summary(rows: Many[EngineRow]) -> list[str]:
-    """Largest differences of the output and of gradients, the verdict, and seconds."""
+    """The largest differences of output and gradients, the verdict, and the time."""
     found = [row.found for row in rows if row.found is not None]
     far = [f"{max(x):.1e}" if x else "" for x in ([one.output for one in found], [one.gradients for one in found])]
     wrong = sum(row.fault is not None for row in rows)
@@ -285,13 +287,13 @@ def _draw(table: list[list[str]]) -> str:
 
 
 def _place(row: EngineRow) -> tuple[int, str, int]:
-    """By engine, device and dtype, engines as `auto` asks them."""
+    """A sort key: engine, in the order that `auto` tries them, then device and dtype."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     return list(backends()).index(row.engine), row.device, dtypes.index(row.dtype)
 
 
 def _explained(rows: Many[EngineRow]) -> str:
-    """What differs, and what each engine left out."""
+    """The differences, and the calls that each engine left out."""
     said = [f"{row.engine}, {row.device}, {row.dtype}, {row.kind}: {row.fault}" for row in rows if row.fault]
     lacks: dict[tuple[str, str], list[str]] = {}
     ran = {(row.engine, row.device) for row in rows if row.lack is None}

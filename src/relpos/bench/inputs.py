@@ -18,18 +18,18 @@ from relpos.position.t5 import T5Bias
 from relpos.position.transformer_xl import TransformerXLPosition
 
 _STD = 0.5
-"""Of learned tables: large enough that a wrong row is seen."""
+"""The standard deviation of learned tables: large enough that a wrong row is visible."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a case computes with.
+    """The inputs of a case.
 
     Attributes:
-        q, k, v: `[B, H, N, D]`, or None for a layer; of `case.queries` N is fewer in q.
+        q, k, v: `[B, H, N, D]`, or None for a layer; with `case.queries`, N is smaller in q.
         x: tokens `[B, N, E]` of a layer, else None.
-        gradient: of the output, of a step.
-        tokens: where the tokens are. position: the mechanism, None for none. mask: causal, or None.
+        gradient: the output's gradient in a step.
+        tokens: coordinates of the tokens. position: the mechanism, or None. mask: causal, or None.
     """
 
     case: Case
@@ -44,7 +44,7 @@ class Inputs:
 
     @property
     def queries(self) -> Sequence | Grid:
-        """Where the queries are: all tokens, or the last ones."""
+        """The coordinates of the queries: all tokens, or the last ones."""
         count, last = self.case.queries, self.case.sizes[0]
         return self.tokens if count is None else Sequence(count, start=last - count)
 
@@ -80,7 +80,7 @@ def mechanism(case: Case) -> Mechanism | None:
 
 
 def setting(case: Case) -> tuple[Mechanism | None, Sequence | Grid, Mask | None]:
-    """The position of a case, where its tokens are, and its mask."""
+    """The position of a case, the coordinates of its tokens, and its mask."""
     tokens: Sequence | Grid = Sequence(case.sizes[0], prefix=case.prefix)
     if case.position == "grid":
         tokens = Grid(*case.sizes, prefix=case.prefix)
@@ -90,7 +90,7 @@ def setting(case: Case) -> tuple[Mechanism | None, Sequence | Grid, Mask | None]
 
 
 def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
-    """The inputs of a case; `dtype` overrides its own, with the numbers rounded as the case's dtype rounds them."""
+    """The inputs of a case; `dtype` replaces its own, but the values are still rounded to the case's dtype."""
     own: torch.dtype = getattr(torch, case.dtype)
     generator = torch.Generator().manual_seed(1)
     learns = case.what == "step"
@@ -111,7 +111,7 @@ def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
         q, k, v = (random(*shape) for _ in range(3))
         q = q if case.queries is None else q[:, :, -case.queries :].clone()
         if case.position == "t5":
-            q = q * 2.0 ** -round(math.log2(case.head_dim) / 2)  # its scale is 1: queries start as much smaller
+            q = q * 2.0 ** -round(math.log2(case.head_dim) / 2)  # T5's scale is 1, so scale the queries
         q, k, v = (x.requires_grad_(learns) for x in (q, k, v))
         gradient = random(*q.shape[:3], case.head_dim)
     return Inputs(case, q, k, v, x, gradient, tokens, position, mask)

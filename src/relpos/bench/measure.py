@@ -1,7 +1,7 @@
-"""Time, peers interleaved round by round, and peak memory, each peer in a process of its own.
+"""Time, with peers interleaved round by round, and peak memory, with each peer in a separate process.
 
-In every round each peer runs once, and the order turns from round to round. Ratios are taken within a round, so that a
-machine that slows down slows both sides. The functions here are the work of worker processes: plain values in and out.
+Each peer runs once per round, and the order rotates from round to round. Ratios are computed within a round, so that a
+machine that slows down affects both sides. The functions here run in worker processes: plain values in and out.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _GIB = 2**30
 _SHARE = 0.7
 _LONG = 8192
 _SHORT, _MORE, _MANY = 512, 3, 40
-_BUSY_CYCLES = 20_000_000  # about 10 ms of a GPU, more than launching any call takes
+_BUSY_CYCLES = 20_000_000  # about 10 ms on a GPU, longer than any launch
 _WARM_TOKENS = 64
 
 
 def rounds_of(case: Case, repeats: int) -> tuple[int, int]:
-    """Rounds that are not counted, and rounds that are: fewer where one takes many seconds, more where one is short."""
+    """The numbers of warm-up rounds and of timed rounds: fewer if a round takes many seconds, more if it is short."""
     if repeats == 1:
         return 1, 1
     if case.device == "cuda":
@@ -52,7 +52,7 @@ def quartiles(values: Sequence[float], digits: int) -> dict[str, float]:
 
 
 def _available(case: Case) -> int | None:
-    """Bytes of the case's memory that are free for this process; None where the system does not say."""
+    """Free bytes of memory on the case's device; None if the system does not report them."""
     if case.device == "cuda":
         return torch.cuda.mem_get_info()[0]
     meminfo = Path("/proc/meminfo")
@@ -63,7 +63,7 @@ def _available(case: Case) -> int | None:
 
 
 def lacks_room(peer: Peer, case: Case, available: int | None) -> str | None:
-    """Why a peer is not tried: it would want more memory than there is."""
+    """Why a peer is not tried: it needs more memory than is free. Else None."""
     wanted = peer.needs(case)
     if available is None or wanted <= _SHARE * available:
         return None
@@ -77,7 +77,7 @@ def unable(peer: Peer, case: Case, available: int | None) -> str | None:
 
 
 def _elapsed(work: Workload, device: str) -> float:
-    """Milliseconds; on a GPU between two events on its stream, behind work that lasts while the call is launched."""
+    """Milliseconds. On a GPU, between two events on its stream, queued behind work that outlasts the call's launch."""
     if device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -95,7 +95,7 @@ def _elapsed(work: Workload, device: str) -> float:
 def interleaved(
     works: dict[str, Workload], warm: int, rounds: int, device: str = "cpu"
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds of every round of every work, and why some have none."""
+    """Milliseconds by name, for each round; and reasons for those that failed."""
     milliseconds: dict[str, list[float]] = {name: [] for name in works}
     reasons: dict[str, str] = {}
     for number in range(warm + rounds):
@@ -104,7 +104,7 @@ def interleaved(
         for name in [*names[turn:], *names[:turn]]:
             try:
                 elapsed = _elapsed(works[name], device)
-            except Exception as error:  # out of memory, or a compiler that fails: the others go on
+            except Exception as error:  # out of memory, or a failing compiler: others continue
                 reasons[name] = first_line(error)
                 continue
             if number >= warm:
@@ -116,10 +116,11 @@ def time_case(
     case: Case, engines: tuple[str, ...], repeats: int, threads: int, report: Callable[[str], None],
     leave_out: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The entries of a case, checked first, timed where green; on CPU without memory, which wants processes.
+    """The entries of a case: peers are checked, then the green ones timed. On CPU, memory is measured separately, in
+    other processes.
 
     Args:
-        leave_out: names of peers that are not asked.
+        leave_out: names of peers to skip.
     """
     torch.set_num_threads(threads)
     report("checking")
@@ -146,7 +147,7 @@ def time_case(
         _entry(case, peer, works.get(peer.name), milliseconds.get(peer.name, []), base, reasons.get(peer.name))
         for peer in peers
     ]
-    if case.device == "cuda":  # PyTorch counts its memory, work by work
+    if case.device == "cuda":  # PyTorch counts the memory of each work
         report("memory")
         for entry in entries:
             if entry["reason"] is None:
@@ -178,10 +179,10 @@ def _entry(
 
 
 def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> float | str:
-    """Extra memory of one peer in MiB, or why there is none: peak resident size less that with inputs in place.
+    """Extra memory of one peer in MiB, or the reason why there is none: peak resident size minus that with inputs.
 
-    Run it in a fresh process. The library is warmed up on a tiny case; a compiler on the case itself, since its own
-    memory is not the kernel's.
+    Call it in a fresh process. A library is warmed up on a tiny case. A compiler is warmed up on the case itself,
+    because its own memory does not belong to the kernel.
     """
     torch.set_num_threads(threads)
     (peer,) = (peer for peer in peers_of(case, engines) if peer.name == name)
@@ -200,7 +201,7 @@ def memory_of(case: Case, name: str, engines: tuple[str, ...], threads: int) -> 
 
 
 def ceilings(report: Callable[[str], None]) -> dict[str, float]:
-    """What the GPU reaches: TFLOP/s of one large bfloat16 product, GB/s of one large copy, read and written."""
+    """The GPU's limits: TFLOP/s of a large bfloat16 matrix product, GB/s of a large copy (reads plus writes)."""
     report("product and copy")
     a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Peers that are whole attention layers: transformers' DeBERTa-v2 and T5, timm's RelPosAttention, and ours.
 
-Each is 8 heads of 64 in 512 wide tokens, or as the case says, in training mode without dropout. What their models
-compute once for all layers (DeBERTa's bucket of every pair) is made beforehand; DeBERTa's layer ends in a residual and
-a LayerNorm that the others do not have. Nothing is imported before it is asked for.
+Each has 8 heads of 64 in 512 wide tokens, or the case's sizes, in training mode without dropout. Values that the models
+compute once for all layers (DeBERTa's bucket of every pair) are computed beforehand. DeBERTa's layer ends in a residual
+and a LayerNorm, which the others do not have. Libraries are imported only when needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEBERTA = "deberta-v2"
 
 
 class PlainLayer(nn.Module):
-    """`x -> Linear -> heads -> SDPA -> Linear`, with no position: the limit for layers."""
+    """`x -> Linear -> heads -> SDPA -> Linear`, without position: the baseline for layers."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PlainLayer(nn.Module):
         self.proj = nn.Linear(case.width, case.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attended tokens."""
+        """The layer's output."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         projected: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
@@ -81,7 +81,7 @@ def _engine(engine: str) -> Peer:
 
 
 def op_case(case: Case) -> Case:
-    """The product inside a layer, as a case of its own."""
+    """The attention inside a layer, as a separate case."""
     return replace(case, layer=False)
 
 
@@ -90,12 +90,12 @@ def _a_layer(case: Case) -> bool:
 
 
 def _missing(name: str) -> Callable[[], str | None]:
-    """Says why a library cannot be had, or None."""
+    """A function that says why a library cannot be imported, or returns None."""
 
     def missing() -> str | None:
         try:
             imported(name)
-        except Exception as error:  # also what a library's own parts raise
+        except Exception as error:  # a library may raise anything
             what = (str(error).strip().splitlines() or ["no message"])[0]
             return f"{name.split('.')[0]} cannot be imported: {what}"
         return None
@@ -192,7 +192,7 @@ def peers_of(case: Case, engines: tuple[str, ...]) -> tuple[Peer, ...]:
 
 
 def baseline(case: Case) -> str:
-    """The peer that a case's ratios are against."""
+    """The name of the peer that a case's ratios refer to."""
     if not case.layer:
         return FREE
     return DEBERTA if _with_vectors(case) else FREE_LAYER

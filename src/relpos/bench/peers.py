@@ -1,7 +1,7 @@
-"""Who computes a case: relpos' engines, PyTorch's attention with and without a bias, and the matrix products alone.
+"""The peers: relpos's engines, PyTorch's attention with and without a bias, and the matrix products alone.
 
-A peer says whether it suits a case and about how much memory it wants, and makes a `Workload` of its inputs. Peers
-of whole layers are in `modules`. Every bias is read from its table in each call, as a training step must.
+A peer states whether it supports a case and roughly how much memory it needs, and makes a `Workload` from the inputs.
+Peers for whole layers are in `modules`. Every call reads its bias from the table, as a training step must.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from relpos.engines.sdpa import strided_bias
 from relpos.position import Mechanism, decoding
 
 FREE = "sdpa-free"
-"""Attention without any position by PyTorch: the limit, and what ratios are against. On a GPU, FlashAttention's."""
+"""PyTorch's attention without position: the limit, and the baseline of ratios. On a GPU, FlashAttention."""
 FREE_CUDNN, FREE_OURS = "sdpa-cudnn", "relpos-free"
-"""On a GPU, the same by cuDNN and by our own kernels."""
+"""The same on a GPU with cuDNN and with our own kernels."""
 DENSE, READY, FLEX = "sdpa-dense", "sdpa-ready", "flex"
 TERMS, DECODING, COLD, CHANGED = "relpos-terms", "relpos-decoding", "relpos-cold", "relpos-changed"
-"""Of small cases: SDPA under a dense bias that is there already, in a step a learned one; and ours with terms that are
-there already, inside `relpos.decoding`, with nothing kept of the call before, and with weights changed since then (to
-their negatives and back, which is timed with it)."""
+"""Peers for small cases. `READY` is SDPA with a precomputed dense bias, which is learned in a step. The others are
+relpos: with precomputed terms; inside `relpos.decoding`; with no cache from the last call; and with weights changed
+since then. That change (negated twice) is part of the time."""
 OF_SMALL_CASES = (READY, TERMS, DECODING, COLD, CHANGED)
 ROOFLINE = "matmul"
 _TILE = 512
 _FLEX_AT_MOST = 8192
 _SMALL = 2**24
-"""Bytes of the scores."""
+"""Up to this many bytes of scores, a case is small."""
 _FLOAT = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One thing to run: the forward, or with `leaves` a step.
+    """One computation to run: the forward pass, or with `leaves` a step.
 
     Attributes:
-        forward: computes the output. leaves: what gradients are taken of. gradient: of the output.
-        backend: the engine that relpos took, where it was one of its.
+        forward: computes the output. leaves: tensors that need gradients. gradient: the output's gradient.
+        backend: the engine that relpos chose; None for other peers.
     """
 
     forward: Callable[[], Tensor]
@@ -68,12 +68,12 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """Somebody who can run cases.
+    """An implementation that can run cases.
 
     Attributes:
-        suits: whether it computes such cases. build: the work. needs: bytes it takes beside the inputs, about.
-        missing: says why it cannot be had here, or None; left out where nothing is needed.
-        exact: whether its results are to equal the reference's. compiles: whether its first call compiles.
+        suits: whether it supports a case. build: makes the work. needs: approximate bytes besides the inputs.
+        missing: returns why it is not available here, or None; None if it needs no library.
+        exact: whether its results must equal the reference's. compiles: whether its first call compiles.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Peer:
 
 
 def pairs(case: Case) -> int:
-    """Bytes of one float32 number per pair of query and key."""
+    """Bytes of one float32 number for each pair of query and key."""
     return case.batch * case.heads * case.count**2 * _FLOAT
 
 
 def _step(inputs: Inputs, forward: Callable[[], Tensor], backend: str | None = None) -> Workload:
-    """The work of a forward over given q, k and v."""
+    """The workload of a forward function on q, k and v, with gradients in a step."""
     if inputs.case.what == "forward":
         return Workload(forward, backend=backend)
     learned = () if inputs.position is None else tuple(inputs.position.parameters())
@@ -125,7 +125,7 @@ def engine_peer(engine: str) -> Peer:
 
 
 def taken(case: Case, engine: str) -> str | None:
-    """The engine that a case takes where `engine` is asked for; None where that one lacks something."""
+    """The engine that runs a case if `engine` is requested; None if it does not support the case."""
     q, k = _blank(case)
     position, tokens, mask = setting(case)
     queries = keys = None if position is None else tokens
@@ -138,14 +138,14 @@ def taken(case: Case, engine: str) -> str | None:
 
 
 def _blank(case: Case) -> tuple[Tensor, Tensor]:
-    """Queries, and keys or values, of a case's shapes, unwritten."""
+    """Uninitialized queries, and keys or values, with a case's shapes."""
     shape = case.batch, case.heads, case.count, case.head_dim
     k = torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
     return k if case.queries is None else k[:, :, -case.queries :], k
 
 
 def _is_viewed(case: Case) -> bool:
-    """Whether `sdpa` reads the bias of a case as a view, and stores none of N x N numbers."""
+    """Whether `sdpa` reads the bias of a case as a strided view, without storing N x N numbers."""
     position, tokens, mask = setting(case)
     if position is None or case.queries is not None:
         return False
@@ -155,7 +155,7 @@ def _is_viewed(case: Case) -> bool:
 
 
 def dense_bytes(case: Case) -> int:
-    """What dense scores take, about: two numbers per pair forward; eight for a step, whose graph keeps several."""
+    """Approximate bytes of dense scores: two numbers per pair forward; eight for a step, whose graph keeps several."""
     return pairs(case) * (2 if case.what == "forward" else 8)
 
 
@@ -169,8 +169,8 @@ def _a_bias(case: Case) -> bool:
 
 def _for_flex(case: Case) -> bool:
     if case.device == "cpu":
-        return _a_bias(case) and case.what == "forward"  # it has no backward there
-    return _a_bias(case) and case.count <= _FLEX_AT_MOST  # every shape is compiled
+        return _a_bias(case) and case.what == "forward"  # no backward on CPU
+    return _a_bias(case) and case.count <= _FLEX_AT_MOST  # it compiles for every shape
 
 
 def _values(inputs: Inputs) -> tuple[Tensor, LineBias]:
@@ -196,7 +196,7 @@ def _free_ours(inputs: Inputs) -> Workload:
 
 
 def _dense(inputs: Inputs) -> Workload:
-    """As published models do it: the table is gathered to `[H, N, N]`, which is the mask of one SDPA call."""
+    """The way of published models: the table is gathered to `[H, N, N]`, which is the mask of one SDPA call."""
     q, k, v = inputs.qkv
     count = inputs.case.count
     after = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1) if inputs.case.causal else None
@@ -214,7 +214,7 @@ def _dense(inputs: Inputs) -> Workload:
 
 
 def is_small(case: Case) -> bool:
-    """Whether what a call costs beside its arithmetic is of interest."""
+    """Whether the case is small, so that a call's overhead matters."""
     biased = _product(case) and case.position in ("line", "grid", "t5") and not case.causal
     return biased and case.device == "cpu" and pairs(case) <= _SMALL
 
@@ -256,14 +256,14 @@ def _decoding(inputs: Inputs) -> Workload:
     scopes = ExitStack()
     scopes.enter_context(decoding(position))
 
-    def forward(_: ExitStack = scopes) -> Tensor:  # which is open for as long as the work is there
+    def forward(_: ExitStack = scopes) -> Tensor:  # keeps `decoding` open as long as the work exists
         return work.forward()
 
     return replace(work, forward=forward)
 
 
 def _after(inputs: Inputs, first: Callable[[Mechanism], None]) -> Workload:
-    """Ours, with something done to a position of its own before each call, which is timed with it."""
+    """relpos, calling `first` on its own copy of the position before each call; `first` is part of the time."""
     position = copy.deepcopy(inputs.position)
     assert position is not None
     work = engine_peer("auto").build(replace(inputs, position=position))
@@ -311,9 +311,10 @@ def _flex(inputs: Inputs) -> Workload:
 
 
 def _products(inputs: Inputs) -> Workload:
-    """Two products a pair of tiles forward, seven for a step (recomputed scores, and four gradients), as `torch.bmm`.
+    """Matrix products by `torch.bmm`: two per pair of tiles forward, seven for a step (recomputed scores, and four
+    gradients).
 
-    Causal, tiles beyond the diagonal are left out.
+    A causal case skips tiles beyond the diagonal.
     """
     case = inputs.case
     q, k, v, g = (x.detach().flatten(0, 1) for x in (*inputs.qkv, inputs.gradient))
@@ -340,7 +341,7 @@ def _products(inputs: Inputs) -> Workload:
 
 
 def op_peers(engines: tuple[str, ...]) -> tuple[Peer, ...]:
-    """The peers that run cases without layers, the one ratios are against first."""
+    """The peers for cases without layers; the baseline of ratios comes first."""
 
     def tiles(case: Case) -> int:
         return 2 * case.batch * case.heads * min(case.count, _TILE) ** 2 * _FLOAT
@@ -375,7 +376,7 @@ def all_engines() -> tuple[str, ...]:
 
 
 def engines_here(device: str) -> tuple[str, ...]:
-    """Those of them that run on a device of this machine."""
+    """`auto` and the engines that run on a device of this machine."""
     x = torch.empty(1, 1, 1, 1, device=device)
 
     def runs(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The results in one picture: time against bias-free SDPA, and extra memory, over N, a line a peer."""
+"""The results in one picture: time relative to bias-free SDPA, and extra memory, over N, one line per peer."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ LOOKS = {
     "flex": ("#a63a8c", (), "^"),
     "matmul": ("#b9a44c", (1, 2), "X"),
 }
-"""Colour, dash and marker of a peer, so that colour alone is never needed."""
+"""Colour, dash and marker of each peer, so that colour alone is never needed."""
 Points = list[tuple[int, float]]
 _FEWEST = 2
 USUAL = {"cpu": "float32", "cuda": "bfloat16"}
-"""The dtype that is drawn, by device."""
+"""The dtype to draw, by device."""
 
 
 def curves(results: Mapping[str, Any], what: str) -> tuple[dict[str, Points], dict[str, Points]]:
-    """Ratio and extra MiB over N, by peer: of one line bias, not causal, float32 on CPU and bfloat16 on a GPU."""
+    """Ratio and extra MiB over N, by peer, for a line bias, not causal, float32 on CPU and bfloat16 on a GPU."""
     ratios: dict[str, Points] = {}
     extra: dict[str, Points] = {}
     for entry in results["entries"]:
         case = results["cases"][entry["case"]]
         usual = case["dtype"] == USUAL[case.get("device", "cpu")] and not case["causal"] and case["batch"] == 1
         usual = usual and case["heads"] == 8 and case["head_dim"] == 64
-        if entry["peer"] in OF_SMALL_CASES:  # which have too few lengths, and hide the others
+        if entry["peer"] in OF_SMALL_CASES:  # they have too few lengths, and hide others
             continue
         if not usual or case["layer"] or case["prefix"] or case["position"] != "line" or case["what"] != what:
             continue
@@ -54,7 +54,7 @@ def curves(results: Mapping[str, Any], what: str) -> tuple[dict[str, Points], di
 
 
 def drawable(results: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of "step" and "forward", what has two lengths or more."""
+    """Those of "step" and "forward" with two lengths or more."""
     return tuple(
         what
         for what in ("step", "forward")
@@ -99,7 +99,7 @@ def _device(results: Mapping[str, Any]) -> str:
 
 
 def where(results: Mapping[str, Any]) -> str:
-    """What a run ran on, in a line."""
+    """The hardware and PyTorch version of a run, in one line."""
     found = results["environment"]
     if _device(results) == "cuda":
         return f"{found['device']}, driver {found['driver']}, PyTorch {found['torch']}"
@@ -132,7 +132,7 @@ def _panel(
 
 
 def _name_ends(axes: Axes, lines: Mapping[str, Points], titles: Mapping[str, str], ticks: Sequence[int]) -> None:
-    """Every curve's name at its last point; names that would touch are moved apart."""
+    """Write every curve's name at its last point; names that would touch are moved apart."""
     import numpy as np
 
     low, high = np.log(axes.get_ylim())

@@ -1,4 +1,4 @@
-"""A model as published and retrofitted, timed in turns: the time and memory of a step, at each length."""
+"""A published model and its retrofitted copy, timed alternately: time and memory of a step, at each length."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from relpos.comparison.memory import PeakMemory
 
 @dataclass(frozen=True)
 class RetrofitTiming:
-    """One size.
+    """The timing at one size.
 
     Attributes:
         length: tokens, frames or samples; None for images, which have the model's own size.
         published_ms, retrofit_ms: medians.
-        ratio: median of published over retrofit, round by round: above 1 the retrofit is faster.
-        published_mib, retrofit_mib: peak memory above what stood before.
+        ratio: median of published over retrofit, per round: above 1 the retrofit is faster.
+        published_mib, retrofit_mib: peak memory above the starting level.
     """
 
     length: int | None
@@ -47,11 +47,11 @@ def compare_retrofit(
     border: int | None = None,
     progress: Callable[[str], object] = lambda what: None,
 ) -> tuple[RetrofitReport, list[RetrofitTiming]]:
-    """Retrofit a copy of a model, verified, and time both in turns.
+    """Retrofit a copy of a model, verify it, and time both alternately.
 
     Args:
-        lengths: ignored for a model of images.
-        train: forward and backward, else a forward pass without gradients.
+        lengths: ignored for an image model.
+        train: whether to run forward and backward; else a forward pass without gradients.
     """
     other = copy.deepcopy(model)
     report = retrofit(other, border=border, progress=lambda name: progress(f"verify {name}"))
@@ -62,7 +62,7 @@ def compare_retrofit(
         inputs = inputs_for(model, length, batch)
         pair = (model, other)
         memory = []
-        for index, one in enumerate(pair):  # the first call of each is not timed: here its memory is read
+        for index, one in enumerate(pair):  # the first calls are not timed, only their memory is measured
             progress(f"{'images' if length is None else length}, memory, {('published', 'retrofit')[index]}")
             peak = PeakMemory(next(one.parameters()).device)
             _step(one, inputs, train)
@@ -89,7 +89,7 @@ def _timed(model: nn.Module, inputs: ModelInputs, train: bool) -> float:
 
 
 def _step(model: nn.Module, inputs: ModelInputs, train: bool) -> None:
-    """A forward pass, and the gradients of all parameters where it trains."""
+    """A forward pass; with `train`, also the gradients of all parameters."""
     with torch.set_grad_enabled(train):
         output = model(**inputs)
         if train:
@@ -98,7 +98,7 @@ def _step(model: nn.Module, inputs: ModelInputs, train: bool) -> None:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The floating-point tensors of an output, whatever holds them; caches are not searched."""
+    """The floating-point tensors in an output of nested dicts, tuples and lists; caches are not searched."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()

@@ -1,7 +1,8 @@
-"""A benchmark in a folder: case by case a process that checks and times, then one a peer for its memory.
+"""A benchmark in a folder. For each case, one process checks and times; then one process per peer measures memory.
 
-Nothing else runs beside them. The folder is `relpos.comparison`'s: finished pieces are kept, the same command goes on,
-and a folder with other settings, another machine or another source of the engines is left alone.
+Processes run one at a time. The folder works like that of `relpos.comparison`: finished pieces are kept, the same
+command resumes, and a folder with other settings, another machine or another version of the engines' source is not
+changed.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ _PARTS = ("bench", "core", "engines", "layers", "patterns", "position")
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What decides a benchmark.
+    """The settings of a benchmark.
 
     Attributes:
-        cases: in order. engines: of relpos, or None for `auto`, beside all others where windows are many.
-        repeats: rounds that count. threads: of the CPU. memory: whether it is measured too.
+        cases: the cases in order. engines: relpos's engines; None for `auto`, and for cases with many windows or short
+            sequences all engines.
+        repeats: timed rounds. threads: CPU threads. memory: whether to measure memory.
         quick: cases were shrunk and one round counts.
     """
 
@@ -67,7 +69,7 @@ class BenchSettings:
 
     @property
     def device(self) -> str:
-        """Of all its cases."""
+        """The device of all cases."""
         return self.cases[0].device
 
     @classmethod
@@ -81,7 +83,7 @@ class BenchSettings:
         memory: bool = True,
         quick: bool = False,
     ) -> BenchSettings:
-        """Settings as a person asks for them: `quick` shrinks the cases, `threads` is PyTorch's own where left out."""
+        """Settings from the user's options: `quick` shrinks the cases, `threads` defaults to PyTorch's own."""
         if quick:
             cases, repeats = tuple(dict.fromkeys(case.shrunk(QUICK_TOKENS) for case in cases)), 1
         return cls(cases, engines, repeats, torch.get_num_threads() if threads is None else threads, memory, quick)
@@ -94,13 +96,13 @@ class BenchSettings:
         return engines_here(case.device) if case in borders else ("auto",)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with a fingerprint of the source that is measured."""
+        """Plain values, with a fingerprint of the measured source."""
         own = {name: value for name, value in asdict(self).items() if name != "cases"}
         return {**own, "cases": [case.name for case in self.cases], "source": fingerprint()}
 
 
 def fingerprint() -> str:
-    """Eight letters that change with the source of what is measured."""
+    """Eight hexadecimal digits that change with the measured source."""
     root = Path(relpos.__file__).parent
     digest = hashlib.sha256()
     for part in _PARTS:
@@ -123,7 +125,7 @@ def surroundings(device: str) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver, where its tool is there to say."""
+    """The version of NVIDIA's driver; None without its tool."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
@@ -137,10 +139,10 @@ def _memory_name(case: Case, peer: str) -> str:
 
 
 class Bench:
-    """A benchmark in a folder; making one opens the folder or says why it cannot.
+    """A benchmark in a folder. The constructor opens the folder, or raises an error that says why it cannot.
 
     Raises:
-        OtherSettingsError: the folder is another benchmark's, or holds something else.
+        OtherSettingsError: the folder belongs to another benchmark, or holds something else.
     """
 
     def __init__(self, settings: BenchSettings, folder: Path) -> None:
@@ -148,7 +150,7 @@ class Bench:
         self.store = Store(folder, settings.to_json(), surroundings(settings.device))
 
     def tasks(self, case: Case) -> list[WorkerTask]:
-        """The work of a case that is not finished: time first."""
+        """The unfinished work of a case: time first."""
         settings, engines = self.settings, self.settings.engines_of(case)
         label = f"time {case.name}"
         timing = (case, engines, settings.repeats, settings.threads)
@@ -161,7 +163,7 @@ class Bench:
         return [task for task in found if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
-        """Do what is left and return the results; memory is not measured of a peer that is red or was not tried."""
+        """Do the remaining work and return the results; peers that are red or not tried get no memory measurement."""
         if self.settings.device == "cuda" and not self.store.has(CEILINGS):
             self._do(WorkerTask(CEILINGS, ceilings, ()), watch)
         for case in self.settings.cases:
@@ -186,7 +188,7 @@ class Bench:
         except WorkerError as error:
             if "the process ended" not in str(error):
                 raise
-            self.store.add(task.name, self._killed(task))  # memory ran out, most likely: the other pieces go on
+            self.store.add(task.name, self._killed(task))  # probably out of memory: continue with the others
             if watch is not None:
                 watch(Event(task, "finished"))
 
@@ -202,13 +204,13 @@ class Bench:
         ]  # fmt: skip
 
     def _reason(self, task: WorkerTask) -> str | None:
-        """Why a peer has no time, and so no memory either."""
+        """Why a peer has no time, and therefore no memory measurement."""
         case, peer = task.arguments[:2]
         entries = self.store.get(f"time--{case.name}")
         return next((entry["reason"] for entry in entries if entry["peer"] == peer), None)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What was measured so far, case by case."""
+        """All measurements so far, case by case."""
         found: list[dict[str, Any]] = []
         for case in self.settings.cases:
             if not self.store.has(f"time--{case.name}"):
@@ -224,7 +226,7 @@ class Bench:
         return found
 
     def results(self) -> dict[str, Any]:
-        """Everything finished so far."""
+        """All finished work so far."""
         entries, engines = self.entries(), self.settings.engines
         engine = "auto" if engines is None or "auto" in engines else engines[0]
         return {

@@ -1,4 +1,4 @@
-"""The results in a terminal: a line a case and peer, then what was asked and what was reached."""
+"""The results in a terminal: one line per case and peer, then the targets and the figures reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 BenchResults = Mapping[str, Any]
 _NAME = 40
-"""Letters of the longest case's name."""
+"""The width of a case's name in letters."""
 
 
 def render(results: BenchResults) -> Group:
@@ -54,7 +54,7 @@ def _table(*headings: tuple[str, str]) -> Table:
 
 
 def entries_tables(results: BenchResults) -> Group:
-    """For each case its peers: median time, ratio with quartiles, extra memory; below, why a figure is missing."""
+    """The peers of each case: median time, ratio with quartiles, extra memory; below, reasons for missing figures."""
     parts: list[RenderableType] = []
     for case in dict.fromkeys(entry["case"] for entry in results["entries"]):
         table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=True, header_style="dim")
@@ -79,7 +79,7 @@ def entries_tables(results: BenchResults) -> Group:
 
 
 def targets_table(results: BenchResults) -> Table:
-    """Asked, reached, yes or no."""
+    """For each target: the goal, the figure, and whether it is met."""
     table = _table(("target", "left"), ("against", "left"), ("asked", "right"), ("reached", "right"), ("met", "left"))
     for row in results["targets"]:
         met = {True: Text("yes", style="green"), False: Text("no", style="red"), None: Text(row["reason"] or "")}

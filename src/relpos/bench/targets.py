@@ -1,6 +1,6 @@
-"""What relpos must reach, and whether a run reached it. Ratios are medians over the rounds of one run.
+"""relpos's targets, and whether a run met them. Ratios are medians over the rounds of one run.
 
-The CPU's are for two cores, the GPU's for an H200.
+CPU targets are for two cores, GPU targets for an H200.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class Target:
     """One line of the table.
 
     Attributes:
-        peers: whose time, or memory, it is a ratio to: the least of theirs. Where there are none, every engine by name.
-        measure: time, memory, microseconds more (between the least of all rounds), or extra GiB by themselves.
-        engine: whose figure it is, where that is not the one that a run was made for.
+        peers: the figure is relative to the fastest of these, or to their least memory; if empty, to all engines.
+        measure: time; memory; "us", additional microseconds (fastest round against fastest round); "GiB", extra memory
+            itself.
+        engine: the engine measured, if it is not the run's main engine.
     """
 
     case: str
@@ -40,12 +41,12 @@ class Target:
 
 
 def targets() -> tuple[Target, ...]:
-    """All that is asked."""
+    """All targets."""
     return (*_on_cpu(), *_on_gpu())
 
 
 def _on_cpu() -> tuple[Target, ...]:
-    """8 heads of 64, batch 1."""
+    """CPU targets: 8 heads of 64, batch 1."""
     free, deberta = "bias-free SDPA", "transformers DeBERTa-v2"
     layer = "training step of a layer, N = 2,048"
     vectors = {"shaw": "Shaw key and value", "transformer_xl": "Transformer-XL", "deberta": "DeBERTa"}
@@ -80,7 +81,7 @@ def _on_cpu() -> tuple[Target, ...]:
 
 
 def _small() -> tuple[Target, ...]:
-    """Microseconds more than SDPA under a bias that is ready, and ratios to it; on one thread."""
+    """Targets for small cases: additional microseconds and ratios against SDPA with a precomputed bias; one thread."""
     ready, one, few = "SDPA, bias ready", "t5-64-float32-forward-q1", "64-float32-forward"
     more = (
         (one, "us more, 1 query x 64 keys, terms ready", 50, "terms"),
@@ -103,7 +104,7 @@ def _small() -> tuple[Target, ...]:
 
 
 def _on_gpu() -> tuple[Target, ...]:
-    """8 heads, bfloat16."""
+    """GPU targets: 8 heads, bfloat16."""
     found: list[Target] = []
     ours, flash, best = "our kernel without bias", "bias-free SDPA, flash", "bias-free SDPA, the best"
     for what, words, of_ours, of_flash, of_best in (
@@ -135,7 +136,7 @@ def _on_gpu() -> tuple[Target, ...]:
 
 
 def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]]:
-    """Asked and reached, of the targets whose cases were run. `met` is None where there is no figure."""
+    """The goal and the figure of every target whose case was run. `met` is None if there is no figure."""
     judged = []
     for target in targets():
         of_case = [entry for entry in entries if entry["case"] == target.case]
@@ -159,7 +160,7 @@ def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]
 
 
 def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float | None, str | None]:
-    """The figure, or why there is none."""
+    """The figure, or the reason why there is none."""
     own = next((entry for entry in entries if entry["peer"] == name), None)
     if own is None:
         return None, f"{name} was not run"
@@ -193,9 +194,9 @@ _FEWEST = 3
 
 
 def memory_fits(entries: Sequence[Entry], lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """For each peer, extra memory of a training step as a line over N: KiB per token, largest relative residual.
+    """A linear fit of each peer's extra memory in a training step over N: KiB per token, largest relative residual.
 
-    Of three lengths or more.
+    A fit needs three lengths or more.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for n in lengths:

@@ -1,4 +1,4 @@
-"""The command `relpos` carried out: one file a verb. A user's error is one line and exit code 2."""
+"""Run the command `relpos`: one file per verb. A user's error is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from relpos_command.parsing import CommandLine, fail, parse
 
 _KEPT = "what was finished is kept; the same command continues from there"
 KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "what checkpoints hold is kept", "show": "nothing was drawn"}
-"""What is left of a verb's work where it is cut short."""
+"""What remains of a verb's work if it is interrupted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Raises:
-        SystemExit: with 0; 1 for a bug, or an engine that `check` found wrong; 2 for a user's error; 130 interrupted.
+        SystemExit: 0; 1 for a bug, or an engine that failed `check`; 2 for a user's error; 130 if interrupted.
     """
     carry_out(parse(arguments))
 
 
 def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) -> None:
-    """Carry out what was asked for.
+    """Run a parsed command.
 
     Args:
-        loaded: called once all that the verb needs is imported.
+        loaded: called after the verb's libraries are imported.
 
     Raises:
-        SystemExit: as `main` does.
+        SystemExit: as `main`.
     """
     kept = KEPT.get(call.verb)
     try:
@@ -53,18 +53,18 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
             raise
         if is_lost_connection(error):
             end(f"another process has ended, or does not answer{f'; {kept}' if kept else ''}", 1)
-        cause = _ends(str(error)) or "no message"  # of a worker: its name and the end of its traceback
+        cause = _ends(str(error)) or "no message"  # for a worker: its name and the traceback's last line
         end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)
 
 
 def _ends(message: str) -> str:
-    """The first line and the last."""
+    """The first and the last line of a message."""
     lines = [line.strip() for line in message.split("\n") if line.strip()]
     return " ".join(lines[:1] + lines[1:][-1:])
 
 
 def _user_error(error: Exception, kept: str | None) -> str:
-    """What is wrong in a line; of a file that could not be written, what is left."""
+    """The error in one line; for a file that could not be written, also what remains."""
     from relpos.files.writing import UnwritableError, WriteError
 
     if isinstance(error, WriteError):
@@ -77,10 +77,10 @@ def _user_error(error: Exception, kept: str | None) -> str:
 
 def _run(call: CommandLine, loaded: Callable[[], object]) -> None:
     module = importlib.import_module(f"relpos.cli.{call.verb}_verb")
-    if hasattr(module, "require_names"):  # a misspelt one is known before other libraries are loaded
+    if hasattr(module, "require_names"):  # report a misspelt name before slow imports
         module.require_names(call.arguments)
     for name in getattr(module, "LIBRARIES", ()):
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # who needs it says that it is missing
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:  # the verb reports a missing one
             importlib.import_module(name)
     loaded()
     module.run(call.arguments)

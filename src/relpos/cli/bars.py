@@ -1,4 +1,4 @@
-"""What stands beside a bar."""
+"""The text beside a progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relpos_command.visible import visible
 
 
 class Description(ProgressColumn):
-    """What a task is called, as it is: a name is no markup, and commands the terminal nothing."""
+    """A task's description as plain text: names may contain neither markup nor terminal commands."""
 
     def __init__(self) -> None:
         super().__init__(table_column=Column(no_wrap=False))

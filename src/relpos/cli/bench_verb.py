@@ -1,4 +1,4 @@
-"""`relpos bench`: time and memory of the attention engines beside their peers; tables, JSON and a picture."""
+"""`relpos bench`: time and memory of the attention engines and their peers; tables, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _list() -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     if arguments.list:
         _list()
         return
@@ -61,7 +61,7 @@ def run(arguments: Namespace) -> None:
 
 
 def measure(bench: Bench, console: Any) -> dict[str, Any]:
-    """Run a benchmark under a bar, print its tables and draw its pictures."""
+    """Run a benchmark with a progress bar, print its tables and draw its pictures."""
     from relpos.bench.picture import drawable, save_picture
     from relpos.bench.table import render
 

@@ -11,7 +11,7 @@ LIBRARIES = ("relpos.bench.engines",)
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out. Raises `SystemExit(1)` where an engine differs."""
+    """Run the verb. Raises `SystemExit(1)` if an engine differs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -21,7 +21,7 @@ def run(arguments: Namespace) -> None:
     asked = engines(arguments.engines)
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), Description(), TimeElapsedColumn())
     rows = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # the table alone may be piped
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # so that only the table is piped
         bar = bars.add_task("", total=count(asked))
         for row in check(asked):
             rows.append(row)

@@ -1,4 +1,4 @@
-"""`relpos compare`: `relpos.compare` with what was typed; progress, the table and where the page is are printed."""
+"""`relpos compare`: call `relpos.compare` with the options; print progress, the table and the page's path."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ALIKE = (
     "model", "data", "seeds", "step", "evaluate", "better", "steps", "batch_size", "lr", "what", "out", "quick",
     "device", "precision",
 )  # fmt: skip
-"""Options that the function knows by the same name."""
+"""Options with the same name in the function."""
 
 
 def _split(names: str | None) -> tuple[str, ...] | None:
-    """Names joined by commas, apart."""
+    """Split names joined by commas."""
     return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def require_names(arguments: Namespace) -> None:
-    """Raise where a mechanism is named that there is not."""
+    """Raise if a named mechanism does not exist."""
     from relpos.position import find
 
     named = _split(arguments.positions) or ()
@@ -41,7 +41,7 @@ def recipe_of(changes: Sequence[str]) -> dict[str, Any]:
     """`["recipe.weight_decay=0.1", "recipe.norm=rmsnorm"]` as fields and values.
 
     Raises:
-        ValueError: one is not of this form.
+        ValueError: a change does not have this form.
     """
     from relpos.core.checks import fail
 
@@ -54,12 +54,12 @@ def recipe_of(changes: Sequence[str]) -> dict[str, Any]:
         try:
             found[name] = json.loads(typed)
         except ValueError:
-            found[name] = typed.strip()  # a name, without the quotes that a shell would take
+            found[name] = typed.strip()  # a name needs no quotes
     return found
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     from rich.console import Console
 
     from relpos.cli.console import ConsoleDisplay

@@ -1,4 +1,4 @@
-"""How a comparison shows itself on a console: bars and lines that fit its width."""
+"""A comparison's display on a console: bars and lines that fit its width."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from relpos.data import Watch
 
 
 class ConsoleDisplay(Display):
-    """A bar while files are read, lines, and bars for the work under way.
+    """A bar while files are read, lines, and bars for running work.
 
     Args:
-        console: to print on.
+        console: where to print.
     """
 
     def __init__(self, console: Console) -> None:
@@ -38,7 +38,7 @@ class ConsoleDisplay(Display):
 
 @contextmanager
 def reading(console: Console) -> Iterator[Watch]:
-    """A bar while files are read, on a terminal; it shows once there is a first file."""
+    """A bar while files are read, on a terminal; it appears with the first file."""
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("images", total=None, visible=False)

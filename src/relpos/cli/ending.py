@@ -1,7 +1,7 @@
-"""How a verb ends with an error: in one line, also where a launcher started several processes.
+"""End a verb with an error in one line, even if a launcher started several processes.
 
-The main process says its own. Another waits a while for it, and where the main one has none, says what it has alone,
-with its number. What follows elsewhere from an error, such as a lost connection, nobody says.
+The main process reports its own error. Others wait a while for it; if the main process has none, one of them reports
+its error with its number. Errors that follow in other processes, such as a lost connection, are not reported.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NoReturn
 from relpos_command.parsing import fail
 
 _PATIENCE = timedelta(seconds=10)
-"""How long another process waits for the main one, which may be loading libraries still."""
+"""How long other processes wait for the main one, which may still be loading libraries."""
 
 
 def end(message: str, code: int) -> NoReturn:
-    """End with a message, which one process says.
+    """End with a message, which only one process prints.
 
     Raises:
-        SystemExit: with the code.
+        SystemExit: with this code.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         fail(message, code)
@@ -32,7 +32,7 @@ def end(message: str, code: int) -> NoReturn:
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether a process has found that another is gone: gloo's errors have no type of their own."""
+    """Whether the error means that another process ended; gloo's errors are plain `RuntimeError`s."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return False
     import torch.distributed as dist
@@ -41,7 +41,7 @@ def is_lost_connection(error: Exception) -> bool:
 
 
 def _is_first(rank: int) -> bool:
-    """Whether no other process has said an error, by the launcher's store; where that is gone, each says its own."""
+    """Whether this process is the first to report an error, by the launcher's store; without a store, always True."""
     import torch.distributed as dist
 
     run = f"relpos/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
@@ -49,7 +49,7 @@ def _is_first(rank: int) -> bool:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)  # type: ignore[attr-defined]
         if rank:
-            with contextlib.suppress(RuntimeError):  # the main one has none
+            with contextlib.suppress(RuntimeError):  # the main one has no error
                 store.wait([f"{run}/main"], _PATIENCE)
         first: bool = store.add(f"{run}/errors", 1) == 1
         if not rank:

@@ -1,4 +1,4 @@
-"""`relpos show --page OUT.html`: the explorer, a page on which to choose a mechanism, its tokens and a query."""
+"""`relpos show --page OUT.html`: the explorer, a page to choose a mechanism, its tokens and a query."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from jsonargparse import Namespace
 
 OTHERS = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "out")
-"""Options of `relpos show` that the page has controls for, or that are of other pictures."""
+"""Options of `relpos show` that are controls on the page, or belong to other pictures."""
 
 
 def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
-    """Write the explorer with every mechanism, first the one that was named; `free` raises where a file is there."""
+    """Write the explorer with every mechanism, the named one first; `free` raises if the file exists."""
     from rich.console import Console
 
     from relpos import __version__

@@ -1,4 +1,4 @@
-"""`relpos list`: what there is."""
+"""`relpos list`: list mechanisms, data or engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     from rich.console import Console
 
     console = Console()

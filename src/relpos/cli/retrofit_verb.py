@@ -1,4 +1,4 @@
-"""`relpos retrofit`: verify a retrofitted model of transformers or timm, and time it beside the published one."""
+"""`relpos retrofit`: verify a retrofitted model of transformers or timm, and time it against the published one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 2**20
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     import torch
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> None:
         torch.set_num_threads(arguments.threads)
     console = Console()
     columns = (SpinnerColumn(), Description(), TimeElapsedColumn())
-    shown = Console(stderr=True)  # the table alone may be piped
+    shown = Console(stderr=True)  # so that only the table is piped
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
         bar = bars.add_task(f"load {arguments.model}")
         model = _model(arguments.model).to(arguments.device)
@@ -89,7 +89,7 @@ def _model(name: str) -> Any:
 
 
 def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
-    """A line a length."""
+    """One row per length."""
     from rich import box
     from rich.table import Table
 
@@ -110,7 +110,7 @@ def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
 
 
 def _pays(timings: list[RetrofitTiming]) -> str:
-    """From which length on the retrofit is at least as fast."""
+    """A sentence: from which length on the retrofit is at least as fast."""
     paying: list[RetrofitTiming] = []
     for one in reversed(timings):
         if one.ratio < 1.0:

@@ -1,4 +1,4 @@
-"""What verbs print: lines that a terminal of any width gets wrapped at words, lists, and work under way."""
+"""Output of verbs: lines wrapped at words for a terminal of any width, lists, and progress of work."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 
 WITH_A_BAR = 60
-"""Columns from which there is room for a bar."""
+"""The fewest columns for a bar."""
 _SURE = 0.05
-"""Share of the work from which an estimate of the time left is worth showing."""
+"""The share of finished work from which the remaining time is shown."""
 
 
 def wrapped(text: str, console: Console, *, first: str = "", indent: str = "") -> str:
-    """The text after `first`, wrapped at words as wide as a terminal is; in one line where it goes to no terminal."""
+    """The text after `first`, wrapped at words to the terminal's width; one line if there is no terminal."""
     width = console.width if console.is_terminal else 10**6
     return textwrap.fill(
         text,
@@ -37,18 +37,18 @@ def wrapped(text: str, console: Console, *, first: str = "", indent: str = "") -
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line; names in it are shown as they are, and command the terminal nothing."""
+    """Print a line; names in it are plain text without terminal commands."""
     _print(console, wrapped(visible(text), console))
 
 
 def _print(console: Console, text: str) -> None:
     from rich.text import Text
 
-    console.print(Text(text), soft_wrap=True)  # in a string rich finds markup, emoji by name and numbers
+    console.print(Text(text), soft_wrap=True)  # rich would parse a str for markup, emoji names and numbers
 
 
 def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
-    """Names in a column with a line each beside them, more lines below; on a narrow terminal all lines below."""
+    """Print names in a column, with the first line beside and more below; on a narrow terminal all lines are below."""
     entries = {visible(name): [visible(line) for line in lines] for name, lines in entries.items()}
     width = max(map(len, entries)) + 2
     beside = not console.is_terminal or console.width >= width + 30
@@ -65,17 +65,17 @@ def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
 
 
 def in_words(seconds: float) -> str:
-    """A stretch of time as a person says it."""
+    """A rounded duration as text."""
     if seconds < 100:
         return f"{max(1, round(seconds, -1 if seconds >= 10 else 0)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Work:
-    """How far pieces of work are, and how long the rest takes if it goes as before.
+    """The progress of the work, and the estimated time left at the same speed.
 
     Args:
-        tasks: all that is to do; each counts by its `weight`.
+        tasks: all the work; each task counts by its `weight`.
     """
 
     def __init__(self, tasks: Iterable[WorkerTask], clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,7 +85,7 @@ class Work:
         self._clock, self._started = clock, clock()
 
     def take(self, event: Event) -> None:
-        """Take in what happened."""
+        """Update the progress with an event."""
         name, value = event.task.name, event.value
         if event.kind == "finished":
             self.finished += 1
@@ -105,17 +105,17 @@ class Work:
 
 @contextmanager
 def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable[[Event], None]]:
-    """A line for all pieces of work and one for each under way; without a terminal, a line for each finished.
+    """Show one line for all work and one for each running task; without a terminal, one line per finished task.
 
     Yields:
-        What is to be told of every event.
+        The callback for every event.
     """
     from rich.progress import BarColumn, Progress
 
     from relpos.cli.bars import Description
 
     work = Work(tasks)
-    if not work.weights:  # nothing is left to do, and no line says so for an instant
+    if not work.weights:  # nothing to do: avoid a line that flashes
         yield lambda event: None
         return
     bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
@@ -146,7 +146,7 @@ def watched(run: Callable[[Callable[[Event], None]], Done], tasks: Iterable[Work
     """Run pieces of work under `watching`.
 
     Args:
-        run: does them all, telling what it is given of every event, and returns the results.
+        run: does all the work, passes every event to its argument, and returns the results.
     """
     with watching(tasks, console) as watch:
         return run(watch)

@@ -1,7 +1,7 @@
-"""`relpos show`: draw what a position mechanism says, without training, or what a trained model's says.
+"""`relpos show`: draw a position mechanism, without training, or the one in a trained model.
 
-A model that relpos trained is loaded and drawn as a picture. Weights of others are read by the names of their
-parameters, and drawn as a page.
+A model trained by relpos is loaded and drawn as a picture. Other weights are read by their parameters' names and drawn
+as a page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE_ENDING = ".html"
 
 
 def require_names(arguments: Namespace) -> None:
-    """Raise where a mechanism is named that there is not."""
+    """Raise if a named mechanism does not exist."""
     from relpos.position import find
 
     if arguments.position is not None:
@@ -38,7 +38,7 @@ def require_names(arguments: Namespace) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     from rich.console import Console
 
     from relpos.core.checks import fail
@@ -101,7 +101,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
         axes = tokens.axes
         std, task = SITES[axes].init_std, TRAINED_ON[axes]
         drawn = strips(example.parts(), view, where=" trained")
-        if len(example.parts()) > 1:  # with the start the picture of a sum would be too tall
+        if len(example.parts()) > 1:  # with the start, a sum's picture is too tall
             note += f"Trained on {task}: an example. "
         else:
             note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
@@ -125,7 +125,7 @@ _READING = (
 
 
 def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
-    """The same of a trained model: its mechanisms where it was trained."""
+    """The same for a trained model: its mechanisms on its training tokens."""
     from relpos.core.checks import fail
     from relpos.train import load
     from relpos.viz.portrait import strips
@@ -151,7 +151,7 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
 
 def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
-    """The view of a trained model's tokens, and what its mechanisms say as strips, none where there are none."""
+    """The view of a trained model's tokens, and the strips of its mechanisms, none without mechanisms."""
     from relpos.viz.portrait import View, strips
 
     attention = model.blocks[0].attn
@@ -168,7 +168,7 @@ def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
 
 
 def _wants_page(arguments: Namespace) -> bool:
-    """Whether a page is drawn from the names of parameters: it is asked for, or relpos did not train the model."""
+    """Whether to draw a page from parameter names: it is requested, or relpos did not train the model."""
     from relpos.files.reading import FileError, read_json
     from relpos.files.tensors import ENDING, INDEX
     from relpos.train.checkpoint import CONFIG, WEIGHTS
@@ -184,14 +184,14 @@ def _wants_page(arguments: Namespace) -> bool:
     try:
         config = read_json(folder / CONFIG, CONFIG_AT_MOST) if (folder / CONFIG).exists() else {"model_type": None}
     except FileError:
-        return False  # reading the model says what is wrong
+        return False  # loading the model reports the fault
     foreign = ("model_type", "architecture", "architectures")
     in_windows = isinstance(config, dict) and config.get("class") == "SwinTransformer"
     return in_windows or (isinstance(config, dict) and any(name in config for name in foreign))
 
 
 def _page(arguments: Namespace) -> None:
-    """Write the page of what is learned in somebody's weights."""
+    """Write the page of learned positions in given weights."""
     from rich.console import Console
 
     from relpos import __version__
@@ -214,7 +214,7 @@ def _page(arguments: Namespace) -> None:
     tensors = open_tensors(path)
     try:
         config = read_json((path if path.is_dir() else path.parent) / CONFIG, CONFIG_AT_MOST)
-    except FileError:  # there need not be one
+    except FileError:  # it is optional
         config = {}
     found, left = stored_positions(tensors, config if isinstance(config, dict) else {})
     if not found:
@@ -227,7 +227,7 @@ def _page(arguments: Namespace) -> None:
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder of a model, from itself or from the file of its weights."""
+    """The folder of a model, given the folder or its file of weights."""
     from relpos.core.checks import fail
     from relpos.train.checkpoint import WEIGHTS
 
@@ -242,7 +242,7 @@ def _model_folder(path: Path) -> Path:
 
 
 def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | Grid:
-    """The tokens asked for, or those that suit the mechanism."""
+    """The requested tokens, or those that suit the mechanism."""
     from relpos.core import Grid, Sequence
     from relpos.core.checks import fail, require_int
 
@@ -283,13 +283,13 @@ def _require_query(view: View) -> None:
 
 
 def _numbered(path: Path) -> Path:
-    """The path, or where that is there the first free one of show-NAME-2.png, show-NAME-3.png, ..."""
+    """The path, or if it exists the first free one of show-NAME-2.png, show-NAME-3.png, ..."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(one for one in itertools.chain([path], others) if not one.exists())
 
 
 def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str = "--out") -> Path:
-    """The file to write, which must not exist and must have an ending that can be written, by default a picture's."""
+    """The file to write; it must not exist and must have a supported ending, by default a picture's."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
     from relpos.viz.strips import ENDINGS

@@ -1,4 +1,4 @@
-"""The options of a verb that say what to train on, as `relpos.data.find_data` takes them."""
+"""Pass a verb's data options to `relpos.data.find_data`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from relpos.data import Task
 
 SIDE_AT_MOST = 4096
-"""Pixels of an image's side that a model is made for."""
+"""The largest side of an image or a patch, in pixels."""
 
 
 def _size(text: str, option: str) -> list[int]:
@@ -29,7 +29,7 @@ def _size(text: str, option: str) -> list[int]:
 
 
 def image_options(arguments: Namespace) -> dict[str, Any]:
-    """What was typed for a folder of images."""
+    """The options for a folder of images."""
     found = {name: arguments[name] for name in ("bad_images", "max_pixels", "rotate")}
     for name, option in (("image_size", "--image-size"), ("patch", "--patch")):
         found[name] = None if arguments[name] is None else _size(arguments[name], option)
@@ -37,7 +37,7 @@ def image_options(arguments: Namespace) -> dict[str, Any]:
 
 
 def choose_task(arguments: Namespace, console: Console) -> Task:
-    """The task of the data that was asked for; a bar while images are read, and a line for each thing left out."""
+    """The task for the requested data; shows a bar while images are read, and notes on files left out."""
     from relpos.cli.console import reading
     from relpos.data import find_data, notes
 

@@ -1,4 +1,4 @@
-"""The model card of a training run: what it is, how it is loaded, its data, its figures with intervals, its recipe."""
+"""The model card of a training run: the model, how to load it, its data, its figures with intervals, its recipe."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def card_of_run(
     about: Mapping[str, Any],
     metric: Mapping[str, Any],
 ) -> tuple[str, dict[str, bytes]]:
-    """The card as Markdown and the files that it shows, by name.
+    """The card as Markdown, and its files by name.
 
-    Intervals and the picture need the libraries of `relpos[report]`; without them it has figures alone, and says so.
+    Intervals and the picture need the libraries of `relpos[report]`; without them the card has only figures, and says
+    so.
 
     Args:
-        about: what the run keeps in its configuration: seed, versions, validation. metric: of the test data, as
-            `measured` gives it.
+        about: the run's data in its configuration: seed, versions, validation. metric: the result of `measured` on the
+            test data.
     """
     from relpos.models.card import FRONT, usage
     from relpos.position import find
@@ -65,7 +66,7 @@ def _reporting() -> bool:
 
 
 def _figures(task: Task, about: Mapping[str, Any], metric: Mapping[str, Any]) -> str:
-    """What it reaches on test data, with the interval over them, and on validation data."""
+    """The figures on test data, with their interval, and on validation data."""
     share = task.measure == "accuracy"
     validation = about[f"validation_{task.measure}"]
 
@@ -94,7 +95,7 @@ def _figures(task: Task, about: Mapping[str, Any], metric: Mapping[str, Any]) ->
 
 
 def _picture(model: Any, position: str) -> bytes | None:
-    """What its mechanisms say, as PNG; None where there is nothing to draw, or nothing to draw with."""
+    """The picture of its mechanisms as PNG; None if there are none, or no library to draw with."""
     from relpos.cli.show_verb import TRAINED_AT_MOST, strips_of
 
     if not _reporting() or model.coordinates.count > TRAINED_AT_MOST:

@@ -1,4 +1,4 @@
-"""`relpos train`: one model, its weights and configuration in a folder."""
+"""`relpos train`: train one model; write its weights and configuration to a folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
 
 
 def require_names(arguments: Namespace) -> None:
-    """Raise where a mechanism is named that there is not."""
+    """Raise if a named mechanism does not exist."""
     from relpos.position import find
 
     find(arguments.position)
 
 
 def run(arguments: Namespace) -> None:
-    """Carry the verb out."""
+    """Run the verb."""
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -133,7 +133,7 @@ def run(arguments: Namespace) -> None:
         except StoppedError as stopped:
             bars.stop()
             end(str(stopped), stopped.code)
-    with checkpointing.listening():  # what was trained is saved first
+    with checkpointing.listening():  # save before an interruption ends the run
         metric = measured(model, task, task.probes[0], device)
         reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
         if not is_main():
@@ -166,6 +166,6 @@ def _launch(devices: int) -> NoReturn:
     import os
     import sys
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to write a checkpoint in, else 30
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to write a checkpoint; the default is 30
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
     os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""`relpos.compare`: from what a person asks to a result, and what is shown on the way."""
+"""`relpos.compare`: from the user's arguments to a result, and the progress shown meanwhile."""
 
 from relpos.comparing.call import compare
 from relpos.comparing.display import Display

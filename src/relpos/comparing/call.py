@@ -66,50 +66,50 @@ def compare(
         result.table(); result.best       # None while undecided
         result.page; result.models["rotary_2d", 0]
 
-    Figures repeat bit for bit on the same machine, and a call that was cut short continues where it was. Runs go to
-    processes of their own; where a function or a dataset cannot be sent to another (a closure, or one defined in a
-    notebook), all runs are in this process, and a line says so.
+    Figures repeat bit for bit on the same machine, and an interrupted call continues where it stopped. Each run has its
+    own process. If a function or a dataset cannot be sent to another process (a closure, or one defined in a notebook),
+    all runs stay in this process, and a line says so.
 
     Args:
         model: None for relpos's own, a vision transformer or a language model; `"swin"` for its Swin Transformer on
             images; `"timm:NAME"` or `"hf:FOLDER"`, built at the size of the data, with its own position or another in
-            its place; `build(position, task)`, which
-            returns an `nn.Module` with the position of that name, or `"FILE.py:build"`. `task` knows the data:
-            `image_size`, `patch_size`, `channels` and `classes` of images, `length` of text, `grid` of tokens.
+            its place; `build(position, task)`, which returns an `nn.Module` with the position of that name, or
+            `"FILE.py:build"`. `task` describes the data: `image_size`, `patch_size`, `channels` and `classes` of
+            images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
             each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
-            every one that suits the data. Six where left out. `"own"` is what a model that is not relpos's has by
-            itself, and comes first for Swin's, timm's and transformers'.
-        seeds: training runs of each; one decides nothing.
+            every one that suits the data. By default six. `"own"` is the built-in position of a model that is not
+            relpos's; it comes first for Swin, timm and transformers.
+        seeds: training runs of each; one seed is not enough to decide.
         step: `step(model, batch)`, which returns the loss, instead of the cross-entropy of `model(inputs)` and classes.
-        evaluate: `evaluate(model, split)`, which returns a figure, or one for each unit, instead of accuracy or bits
-            per byte; `split` gives the batches of the validation or the test data. With a step alone the figure is its
+        evaluate: `evaluate(model, split)`, which returns a figure, or one per unit, instead of accuracy or bits per
+            byte; `split` gives the batches of the validation or the test data. With only a step, the figure is its
             loss; data that are neither images nor text need one of the two. Each of the three may be `"FILE.py:NAME"`.
-        better: with `evaluate`, which of its figures are: `"higher"` or `"lower"`.
-        steps: of training, instead of the recipe's.
+        better: with `evaluate`, whether `"higher"` or `"lower"` figures are better.
+        steps: training steps, instead of the recipe's.
         batch_size: instead of the recipe's.
         lr: the highest learning rate, instead of the recipe's.
         recipe: other fields of the recipe by name, such as `{"weight_decay": 0.1}`.
         what: compare `"attention"`, `"norm"` or `"optimizer"` instead.
         choices: the names to compare then.
-        image_size: to which a folder's images are brought, one number or (rows, columns).
+        image_size: the size to which a folder's images are scaled, one number or (rows, columns).
         patch: pixels of a patch, one number or (rows, columns).
-        bad_images: `"error"` or `"skip"`, for files that are no images.
-        max_pixels: of an image that is read at all.
-        rotate: whether to look at rotated images, too.
-        out: the folder of the results; one under runs/, named after the settings, where left out. What is finished
-            there is not run again: name another folder to have it run anew.
-        quick: see that it works, in under a minute; ranks nothing.
+        bad_images: `"error"` or `"skip"`, for image files that cannot be read.
+        max_pixels: the most pixels of an image; larger ones cannot be read.
+        rotate: whether to test rotated images, too.
+        out: the folder of the results; by default one under runs/, named after the settings. Work finished there is
+            not repeated: name another folder to run it again.
+        quick: check that it works, in under a minute; ranks nothing.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`.
         precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
-        display: shows what is going on; lines are printed where left out.
+        display: shows progress; by default it prints lines.
 
     Returns:
         The finished comparison: `table()`, `best`, `page`, `models`.
 
     Raises:
-        ValueError: one line that says what was expected, what came and what to do.
+        ValueError: one line that says what was expected, what was given and what to do.
 
     Examples:
         >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
@@ -164,7 +164,7 @@ def compare(
     )
     folder = default_folder(settings) if folder is None else folder
     comparison = Comparison(settings, task, folder, procedure)
-    for line in said:  # once it is known that nothing is wrong
+    for line in said:  # after all checks have passed
         display.say(line)
     _say_what_begins(comparison, batch_size, display)
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
@@ -190,7 +190,7 @@ def _procedure(model: object, step: object, evaluate: object, better: Literal["h
 
 
 def _names(asked: object, what: str) -> tuple[str, ...] | None:
-    """One name or several; None where they are left out."""
+    """One name or several; None if left out."""
     if asked is None or isinstance(asked, str):
         return None if asked is None else (asked,)
     if not isinstance(asked, Iterable):
@@ -201,9 +201,9 @@ def _names(asked: object, what: str) -> tuple[str, ...] | None:
 def _sizes(
     model: LibraryModel, data: object, image_size: int | Sequence[int] | None
 ) -> tuple[int | Sequence[int] | None, Sequence[int] | None]:
-    """The image size and patch that suit a model, where the data leave them open.
+    """The image size and patch that suit a model, if the data do not fix them.
 
-    They are its own patch, and the size that its weights were trained on; without weights eight patches or more.
+    They are the model's patch, and the size that its weights were trained on; without weights, eight patches or more.
     """
     patch = model.own_patch
     is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
@@ -215,14 +215,14 @@ def _sizes(
 
 
 _SIDE, _PATCHES = 64, 8
-"""Pixels and patches along a side of an image that is made for a model, at least."""
+"""Minimum pixels and patches along a side, if the image size is chosen for a model."""
 _OWN_OF_SWIN = "relative_2d"
 _FEW = 16
-"""Tokens of an image, below which position has little to say."""
+"""With fewer tokens per image, position matters little."""
 
 
 def _few_tokens(task: Task) -> list[str]:
-    """A line where a model of a library sees an image as few tokens."""
+    """A warning if a library's model splits an image into few tokens."""
     if not isinstance(task, ImageTask) or math.prod(task.grid) >= _FEW:
         return []
     images, patch = (" x ".join(map(str, sides)) for sides in (task.image_size, task.patch_size))
@@ -233,9 +233,9 @@ def _few_tokens(task: Task) -> list[str]:
 def _suited(
     model: LibraryModel, task: Task, positions: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...] | None, list[str]]:
-    """The names that were asked for; of a list that relpos has, its own and those that the model can take.
+    """The requested names; for a list of relpos, "own" and those that the model supports.
 
-    Also a line on each that it cannot.
+    Also a line for each name that it does not support.
     """
     names = listed(positions, task)
     if names is None:
@@ -248,7 +248,7 @@ def _suited(
 
 
 def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:
-    """Lines on what is about to be done, where, and what is not as usual."""
+    """Show what is about to run, where, and what is unusual."""
     settings, folder, task = comparison.settings, comparison.store.folder, comparison.task
     note = note_on_batch(settings.recipe, task, batch_size)
     if note:
@@ -268,7 +268,7 @@ def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Di
 
 
 def note_on_batch(recipe: Recipe, task: Task, asked: int | None = None) -> str | None:
-    """A line where there are fewer training units than a batch of the recipe, or than the batch that was asked for."""
+    """A line if there are fewer training units than the recipe's or the requested batch size."""
     usual = Recipe.of(task).batch_size if asked is None else asked
     if recipe.batch_size >= usual:
         return None

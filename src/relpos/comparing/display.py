@@ -1,4 +1,4 @@
-"""What a comparison shows of itself while it works; the command has a display of its own, with bars."""
+"""The progress display of a comparison; the command has its own, with progress bars."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from relpos_command.visible import visible
 
 
 class Display:
-    """Lines, one for each thing that happened.
+    """Writes one line per event.
 
     Args:
-        write: takes a line. `Display(lambda line: None)` is silent.
+        write: receives each line. `Display(lambda line: None)` is silent.
     """
 
     def __init__(self, write: Callable[[str], object] = print) -> None:
@@ -26,12 +26,12 @@ class Display:
 
     @contextmanager
     def reading(self) -> Iterator[Watch | None]:
-        """While data are read: what is told how many files are, of how many."""
+        """While data are read: a callback for how many files are read, of how many."""
         yield None
 
     @contextmanager
     def working(self, tasks: Sequence[WorkerTask]) -> Iterator[Callable[[Event], None]]:
-        """While these are carried out: what is told of every event."""
+        """While the tasks run: a callback for every event."""
         done = 0
 
         def take(event: Event) -> None:

@@ -18,7 +18,7 @@ _WIDTH = 112
 
 
 class ResultTable(str):
-    """A comparison's table and advice as text, which shows as it is read."""
+    """A comparison's table and advice as text; its `repr` is the text itself."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class ResultTable(str):
 
 
 class TrainedModels(Mapping[tuple[str, int], nn.Module]):
-    """The trained models by name and seed, each made from its weights when it is asked for, in evaluation mode."""
+    """The trained models by name and seed, in evaluation mode. Each access builds one and loads its weights."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -50,8 +50,8 @@ class ComparisonResult:
     """A finished comparison.
 
     Attributes:
-        results: everything that was measured, as `results.json` has it.
-        page: the file of the page.
+        results: all measurements, as in `results.json`.
+        page: the path of the page.
         folder: the folder of all files.
         models: the trained models by name and seed: `models["rotary_2d", 0]`.
 
@@ -67,15 +67,15 @@ class ComparisonResult:
 
     @property
     def best(self) -> str | None:
-        """The name of what is better on the test data than all others, beyond the 95% intervals of the differences.
+        """The name of the one that is better than all others on the test data, beyond the differences' 95% intervals.
 
-        None while undecided: after a quick run or one seed, where others are tied with it, or nothing beats chance.
+        None while undecided: after a quick run or one seed, if others are tied with it, or if nothing beats chance.
         """
         return decided(self.results)
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """The lines that the page opens with."""
+        """The first lines of the page."""
         return advise(self.results).lines
 
     def table(self) -> ResultTable:
@@ -91,7 +91,7 @@ class ComparisonResult:
         return f"{self.table()}\nPage: {visible(str(self.page))}"
 
     def _repr_html_(self) -> str:
-        """The picture of what is reached against its cost, the advice and the table, for notebooks."""
+        """The picture of figures against cost, the advice and the table, for notebooks."""
         from relpos.report import notebook_html
 
         return notebook_html(self.results)

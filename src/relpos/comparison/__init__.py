@@ -1,4 +1,4 @@
-"""The experiment: mechanisms x seeds on a task, to records and `results.json`."""
+"""The experiment: train mechanisms x seeds on a task; write records and `results.json`."""
 
 from relpos.comparison.callables import find_build, find_function, not_told_apart
 from relpos.comparison.choices import CHOICES, WHATS

@@ -1,4 +1,4 @@
-"""A person's own functions: found in a file, named in results, and told apart by their code."""
+"""The user's own functions: found in a file, named in results, distinguished by their code."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from relpos.core.checks import fail, shape_of
 from relpos.train import build_swin
 
 SWIN = "swin"
-"""The name of relpos's Swin Transformer, whose code is told apart by the version of relpos."""
+"""The name of relpos's Swin Transformer; relpos's version identifies its code."""
 
 
 @dataclass(frozen=True)
 class FunctionInFile:
-    """`FILE.py:NAME`, called as the function is; any process runs the file as it was when this was made.
+    """The function `FILE.py:NAME`. Every process runs the file as it was when this object was made.
 
     Attributes:
-        source: what the file had then. Modules beside it that it imports are not looked at.
+        source: the file's content then; modules beside it that it imports are not included.
 
     Raises:
-        ValueError: there is no such file, it cannot be imported, or it has no such function.
+        ValueError: the file does not exist, cannot be imported, or has no such function.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class FunctionInFile:
     @cached_property
     def _function(self) -> Any:
         folder = str(self.path.parent)
-        if folder not in sys.path:  # the file may import what stands beside it
+        if folder not in sys.path:  # the file may import its neighbours
             sys.path.append(folder)
         digest = hashlib.sha256(str(self.path).encode() + b"\0" + self.source).hexdigest()[:16]
         name = f"_relpos_{self.path.stem}_{digest}"
@@ -75,19 +75,19 @@ class FunctionInFile:
         return self._function(*arguments)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the function, which another process finds itself."""
+        """Omit the function; another process loads it again."""
         return {"path": self.path, "name": self.name, "source": self.source}
 
 
 def find_function(given: object, call: str, others: str = "") -> Callable[..., Any] | None:
-    """A person's function, or None where none is given.
+    """The user's function, or None if none is given.
 
     Args:
         given: None, the function, or `"FILE.py:NAME"`.
-        call: how it is called: "build(position, task)". others: what else it may be, for the message.
+        call: its signature, such as "build(position, task)". others: other accepted values, for the message.
 
     Raises:
-        ValueError: it is something else, or cannot be found.
+        ValueError: `given` is something else, or cannot be found.
     """
     if given is None:
         return None
@@ -98,13 +98,13 @@ def find_function(given: object, call: str, others: str = "") -> Callable[..., A
         if not colon or not file.endswith(".py") or not name.isidentifier():
             fail(expected, repr(given), remedy)
         return FunctionInFile(Path(file).expanduser().resolve(), name)
-    if not callable(given) or isinstance(given, torch.nn.Module):  # one module would be trained on and on
+    if not callable(given) or isinstance(given, torch.nn.Module):  # every run would train the same module
         fail(expected, shape_of(given), remedy)
     return given
 
 
 def find_build(model: object) -> Callable[..., Any] | None:
-    """What builds the models of `model=`: None for those of relpos, else as `find_function`."""
+    """The function that builds the models of `model=`: None for relpos's own, else as in `find_function`."""
     if model == SWIN:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
@@ -113,11 +113,11 @@ def find_build(model: object) -> Callable[..., Any] | None:
 
 
 def described(function: Callable[..., Any] | None) -> str | None:
-    """A function in words, with a fingerprint: other code, or other values in it, is another comparison.
+    """A function's name with a fingerprint: other code, or other values in it, is another comparison.
 
-    Of a function in a file it is the file's; what that file imports from beside it is not looked at. Of others it is
-    that of their file, where they have one, and of their code and all they hold, as `Fingerprint` has it. Where some of
-    that cannot be looked into, a number that is drawn makes it differ each time: no result is taken for another's.
+    For a function in a file, the fingerprint covers that file, but not the modules it imports from beside it. For
+    others it covers their file, if any, and their code and values (`Fingerprint`). If a value cannot be inspected, a
+    random number makes the text differ each time, so that no result is mistaken for another's.
     """
     if function is None:
         return None
@@ -140,13 +140,13 @@ _NEW = "new each time for its "
 
 
 def not_told_apart(words: str | None) -> str | None:
-    """The type of what `described` could not look into, from its words; None where it could."""
+    """The type that `described` could not inspect, from its text; None if it could."""
     _, found, rest = (words or "").partition(_NEW)
     return rest.rpartition(":")[0] if found else None
 
 
 def _file(function: object) -> Path | None:
-    """The file that a function or class stands in; None for one of a notebook or a prompt."""
+    """The file that defines a function or class; None in a notebook or at a prompt."""
     try:
         path = Path(inspect.getsourcefile(function) or "")  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""A recipe with some of its numbers changed: `recipe={"weight_decay": 0.1}`, `--set recipe.weight_decay=0.1`."""
+"""Change some fields of a recipe: `recipe={"weight_decay": 0.1}`, `--set recipe.weight_decay=0.1`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from relpos.train import Recipe
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with these fields instead of its own.
+    """The recipe with these fields replaced.
 
-    Fewer steps shorten the warm-up to a fifth of them, and an optimizer brings the rate and decay chosen for it, where
-    the changes do not say otherwise.
+    Unless the changes say otherwise, `steps` limits the warm-up to a fifth of the steps, and `optimizer` brings the
+    learning rate and weight decay chosen for it.
 
     Raises:
-        ValueError: there is no such field, or its value is of another type or out of range.
+        ValueError: no such field exists, or its value has the wrong type or is out of range.
     """
     known, hints = [field.name for field in fields(recipe)], get_type_hints(RecipeRecord)
     for name, value in changes.items():
@@ -34,7 +34,7 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _require_fit(name: str, value: Any, hint: Any) -> None:
-    """Raise unless a value is of a field's type; what names mean is the model's to know."""
+    """Raise unless a value has the field's type; the model checks what names mean."""
     kinds = get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
         return

@@ -1,6 +1,6 @@
-"""What is compared where it is not position: kinds of attention, norms, optimizers, each a change of the recipe.
+"""Comparisons of something other than position: kinds of attention, norms, optimizers. Each changes the recipe.
 
-The first of each is the one that the others are measured against.
+The first of each list is the baseline of the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relpos.train import Recipe
 
 WHATS: tuple[What, ...] = get_args(What)
 POSITIONS = {1: "rotary_1d", 2: "rotary_2d"}
-"""The position of every model, by axes: all kinds of attention take a rotation."""
+"""The position of every model, by axes: every kind of attention supports a rotation."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Choice:
     """One variant of a model or its training.
 
     Attributes:
-        name, title, summary, source: as a mechanism has them in `results.json`.
-        change: the recipe that has it.
+        name, title, summary, source: as for a mechanism in `results.json`.
+        change: returns the recipe with this choice.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Choice:
     change: Callable[[Recipe], Recipe]
 
     def describe(self) -> MechanismRecord:
-        """The choice as `results.json` has it: as a mechanism, without rules of growth."""
+        """The choice in `results.json`: a mechanism without growth rules."""
         return MechanismRecord(self.name, self.title, self.summary, self.source, growth=[])
 
 
@@ -91,7 +91,7 @@ def find_choice(what: str, name: str) -> Choice:
     """A choice by name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: no choice has this name.
     """
     require_name(name, CHOICES[what], f"a kind of {what}")
     return CHOICES[what][name]

@@ -1,13 +1,13 @@
-"""What is compared costs: time of a training step, all interleaved, and peak memory in a process of its own.
+"""The cost of each choice: time of a training step, all interleaved, and peak memory, in a separate process.
 
-The models are the recipe's, first at the task's own number of tokens, then on larger images or longer texts that come
-nearest to 1,024 and 4,096. At more tokens the batch shrinks, and at 4,096 there is one block, so that the dense engines
-fit; every entry says its batch and depth. A figure is comparable with those of the same size only.
+The models follow the recipe, first at the task's own number of tokens, then on larger images or longer texts with
+nearly 1,024 and 4,096 tokens. More tokens mean a smaller batch, and 4,096 mean one block, so that the dense engines
+fit in memory. Every entry states its batch and depth. Compare only figures of the same size.
 
-A model or a step of a person's own is timed at the task's own size alone, on its batches.
+The user's own model or step is timed at the task's own size only, on the task's batches.
 
-Where it is not position that is compared, the larger sizes are three of one block and one input each, so that their
-figures tell how cost grows with N.
+If something other than position is compared, there are three larger sizes, with one block and one input each, so that
+their figures show how cost grows with N.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from relpos.train import AUTOCAST, OURS, Procedure, estimate_hessian, make_optim
 
 @dataclass(frozen=True)
 class TimedSize:
-    """A grid of tokens to time at, and how: `depth=None` is the recipe's; `warm` rounds are not counted."""
+    """A grid of tokens to time, and how: `depth=None` is the recipe's depth; `warm` rounds are not counted."""
 
     grid: tuple[int, ...]
     batch_size: int
@@ -46,9 +46,9 @@ class TimedSize:
 
 
 LARGER = (1024, 4096)
-"""Numbers of tokens that are timed besides the task's own; the last from two seeds on."""
+"""Token counts to time besides the task's own; the last only with two or more seeds."""
 GROWING = (1024, 2048, 4096)
-"""The same where growth with N is asked for."""
+"""The same if growth with N is measured."""
 _TOKENS_AT_ONCE = 4096
 
 
@@ -73,7 +73,7 @@ class _Step:
         if isinstance(made, VisionTransformer | LanguageModel):
             self.tokens = made.coordinates.count
         self.recipe = small
-        self.masked = settings.what != "position"  # those are named as if no token were masked
+        self.masked = settings.what != "position"  # for position, `backend` ignores masks
         self.optimizer: torch.optim.Optimizer
         if settings.what == "position":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
@@ -84,7 +84,7 @@ class _Step:
         self.batch = to_device(batch, self.device)
 
     def __call__(self) -> float:
-        """Milliseconds of one step, with its share of Sophia's estimate, which is not made at every step."""
+        """Milliseconds of one step, plus its share of Sophia's estimate, which most steps skip."""
         estimating = self._timed(self._estimate) if isinstance(self.optimizer, Sophia) else 0.0
         return self._timed(self._step) + estimating / self.recipe.hessian_every
 
@@ -110,7 +110,7 @@ class _Step:
             torch.cuda.synchronize(self.device)
 
     def backend(self) -> str:
-        """The engine that `auto` takes for this model's attention."""
+        """The engine that `auto` chooses for this model's attention."""
         if not isinstance(self.model, VisionTransformer | LanguageModel):
             return "the model's own"
         block = self.model.block_config
@@ -118,7 +118,7 @@ class _Step:
         position = self.model.attention_position[0]
         assert isinstance(position, Sum)
         if block.kind != "softmax":
-            return "tiles" if block.kind == "flash" else block.kind  # the name that results.json has always had
+            return "tiles" if block.kind == "flash" else block.kind  # results.json keeps its old name
         terms = position.terms(self.model.coordinates)
         if not self.masked:
             return explain(q, q, q, position=terms).backend
@@ -148,9 +148,9 @@ def _size(grid: tuple[int, ...]) -> TimedSize:
 
 
 def sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> tuple[TimedSize, ...]:
-    """The sizes that are timed: the task's own, alone in a quick comparison, then clearly larger ones.
+    """The sizes to time: the task's own, then, unless the comparison is quick, clearly larger ones.
 
-    The largest takes as long as all others together, and comes from two seeds on: one seed is a first look.
+    The largest takes as long as all others together. It needs two seeds, as one seed is a first look.
     """
     if procedure.build is not None or procedure.step is not None:
         warm, rounds = (1, 2) if settings.quick else (2, 8)
@@ -168,13 +168,13 @@ def sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS)
 
 
 def memory_sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> tuple[int, ...]:
-    """Which of `sizes` have their memory measured: of positions with one seed the largest alone."""
+    """The indices of `sizes` to measure memory at: all, or the largest for positions with one seed."""
     every = range(len(sizes(settings, task, procedure)))
     return tuple(every[-1:] if settings.seeds == 1 and settings.what == "position" else every)
 
 
 def _unable(error: Exception) -> str:
-    """Why a size could not be measured; an error that is neither lack of memory nor of an engine is raised."""
+    """Why a size could not be measured: no memory or no engine; any other error is raised again."""
     if isinstance(error, NotImplementedError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
@@ -185,8 +185,9 @@ def _unable(error: Exception) -> str:
 def time_steps(
     settings: ComparisonSettings, task: Task, watch: Callable[[str], None] | None = None, procedure: Procedure = OURS
 ) -> list[Cost]:
-    """Time of a training step of everything at every size, without memory. Alone on the machine, on its own threads;
-    freed memory is kept, as the runs keep it."""
+    """Time a training step of every choice at every size, without memory. Nothing else may run on the machine.
+
+    It uses `timing_threads` and keeps freed memory, as training runs do."""
     torch.set_num_threads(settings.timing_threads)
     keep_freed_memory()
     return [
@@ -250,7 +251,7 @@ def memory_of_step(
 ) -> float | None:
     """Peak memory of two training steps at a size, in MiB above the process's size before the model was built.
 
-    Run it in a fresh process. None where memory does not suffice or no engine can do it.
+    Call it in a fresh process. None if memory is too small or no engine supports it.
     """
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device)

@@ -1,7 +1,7 @@
-"""The comparison: jobs to workers, records to the store, results gathered.
+"""The comparison: send jobs to workers, store their records, gather the results.
 
-Training runs come first, several at a time on one thread each, then memory, in a process a mechanism and size. Timings
-come last, alone on the machine, mechanisms interleaved.
+Training runs come first, several at a time on one thread each, then memory, with one process per mechanism and size.
+Timings come last, alone on the machine, mechanisms interleaved.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from relpos.results import SCHEMA_VERSION, Results, plain, read
 from relpos.train import OURS, Procedure, Progress
 
 _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
-"""What they take, measured on two cores, as a multiple of a training run: of one of two at once."""
+"""Duration relative to one training run when two run at once, measured on two cores."""
 
 
 @dataclass(frozen=True)
 class _Parcel:
-    """What a piece of work is done on: the task with its data and the functions, packed where they travel.
+    """The inputs of a piece of work: the task with its data, and the functions. They are pickled for other processes.
 
-    As bytes, since tensors travel by shared memory, which may be scarce.
+    Bytes avoid shared memory, which carries tensors and may be scarce.
     """
 
     packed: bytes | None = None
     here: tuple[data.Task, Procedure] | None = None
 
     def opened(self) -> tuple[data.Task, Procedure]:
-        """The task and what builds, trains and measures."""
+        """The task and the procedure that builds, trains and measures."""
         if self.here is not None:
             return self.here
         assert self.packed is not None
@@ -86,15 +86,15 @@ def _time(settings: ComparisonSettings, work: _Parcel, report: Callable[[Any], N
 
 
 class Comparison:
-    """A comparison in a folder; making one opens the folder or says why it cannot.
+    """A comparison in a folder. The constructor opens the folder, or raises an error that says why it cannot.
 
     Args:
-        settings: what is compared. task: on what, as `settings` has it.
-        folder: where; a comparison begun there with the same settings is resumed.
-        procedure: what builds, trains and measures.
+        settings: the settings. task: the task that `settings` names.
+        folder: its folder; a comparison begun there with the same settings is resumed.
+        procedure: builds, trains and measures.
 
     Attributes:
-        kept_here: why all runs are in this process, one after another; None where others do them.
+        kept_here: why all runs stay in this process, one after another; None if workers do them.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class Comparison:
         self.probes = settings.probes(task)
         own = procedure.build is not None and task.kind != "other"
         if own and not any(one.growth for one in self.mechanisms):
-            self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # nobody takes the others
+            self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # no model takes others
         self.described = replace(task.describe(), probes=[probe.describe() for probe in self.probes])
         self.kept_here: str | None = None
 
     @cached_property
     def _work(self) -> _Parcel:
-        """The task with its data and the functions, made once: packed, unless something of it cannot be."""
+        """The task with its data and the functions, made once: pickled unless an object prevents it."""
         try:
             with main_left_out():
                 return _Parcel(packed=pickle.dumps((self.task, self.procedure)))
-        except Exception as error:  # whatever a person's own objects raise
+        except Exception as error:  # the user's objects may raise anything
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
             said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
@@ -126,9 +126,9 @@ class Comparison:
             return _Parcel(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
-        """The work that is not finished, in stages; those of a stage may run side by side.
+        """The unfinished work, in stages; the tasks of a stage may run in parallel.
 
-        In this process no memory is measured: it holds whatever was there before.
+        If runs stay in this process, no memory is measured: earlier allocations would distort it.
         """
         settings, work, folder = self.settings, self._work, self.store.folder
         training = [
@@ -154,11 +154,11 @@ class Comparison:
         timing = [
             WorkerTask("timing", _time, (settings, work), reports=True, label="time training steps", weight=weight)
         ]
-        stages = (training + memory, timing)  # timings want the machine to themselves
+        stages = (training + memory, timing)  # timings need an idle machine
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> Results:
-        """Do what is left to do and return the results; finished pieces are kept as they finish."""
+        """Do the remaining work and return the results; every piece is stored when it finishes."""
         on_gpu = self.settings.device.startswith("cuda")
         gpus = torch.cuda.device_count() if self.settings.device == "cuda" else 1
         at_once = gpus if on_gpu else max(1, (os.cpu_count() or 1))
@@ -195,12 +195,12 @@ class Comparison:
         return model.eval()
 
     def trained(self) -> list[Job]:
-        """The finished runs by the recipe whose models there are."""
+        """The finished runs by the recipe whose trained weights exist."""
         by_recipe = (job for job in self.jobs if job.variant == "recipe")
         return [job for job in by_recipe if weights_of(self.store.folder / TRAINING / job.id).exists()]
 
     def results(self) -> Results:
-        """Everything finished so far, as docs/results.md describes it."""
+        """All finished work so far, as docs/results.md describes it."""
         records = [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)]
         return read(
             {
@@ -218,7 +218,7 @@ class Comparison:
         if not self.store.has("timing"):
             return []
         entries: list[dict[str, Any]] = self.store.get("timing")
-        for number, entry in enumerate(entries):  # size by size, what is compared at each in order
+        for number, entry in enumerate(entries):  # sorted by size, then by name
             index = number // len(self.settings.names)
             name = f"memory--{entry[self.settings.key]}--{index}"
             entry["peak_memory_mib"] = self.store.get(name) if self.store.has(name) else None

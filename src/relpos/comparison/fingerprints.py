@@ -1,4 +1,4 @@
-"""What tells a person's own functions and objects apart: their code and whatever they hold."""
+"""Fingerprints of the user's own functions and objects, from their code and values."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _NOT_CODE = {
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slotnames__", "_abc_impl",
     "__firstlineno__", "__static_attributes__",
 }  # fmt: skip
-"""What a class holds beside what it does."""
+"""Class attributes that do not affect behaviour."""
 
 
 class Fingerprint:
-    """The SHA-256 of what an object is made of, the same in any process.
+    """The SHA-256 of an object's content, the same in any process.
 
-    Of functions and classes it is the byte code and the constants, with the functions, classes and values of the module
-    that they use; of other objects what they hold; of tensors and arrays shape, dtype and bytes. Functions, classes and
-    modules of installed libraries count by name.
+    For functions and classes it covers the byte code, the constants, and the functions, classes and values of the
+    module that they use. For tensors and arrays it covers shape, dtype and bytes, for other objects their state.
+    Functions, classes and modules of installed libraries count by name.
 
     Attributes:
         hex: the digest.
-        unknown: types of what was met and cannot be looked into (an open file, a lock): two of them may differ.
+        unknown: types of objects that cannot be inspected (an open file, a lock); two of them may differ.
     """
 
     def __init__(self, held: Any) -> None:
         self.unknown: list[str] = []
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other takes its id
+        self._seen: dict[int, tuple[int, Any]] = {}  # holds the object, so that its id is not reused
         digest = hashlib.sha256()
         for part in self._parts(held):
             digest.update(b"%d:" % len(part) + part)
         self.hex = digest.hexdigest()
 
     def _parts(self, held: Any) -> Iterator[bytes]:
-        """What an object is made of, in an order of its own; what was met before is its number."""
+        """An object's content as bytes, in a fixed order; an object met before gives its number."""
         kind = type(held)
         yield _name(kind).encode()
         if kind in _PLAIN:
             yield repr(held).encode()
-        elif kind is tuple:  # equal constants may be one object or two
+        elif kind is tuple:  # no number: equal constants may be one object or two
             yield from self._all(held)
         elif kind in (set, frozenset):
             inner = [Fingerprint(one) for one in held]
@@ -121,7 +121,7 @@ class Fingerprint:
     def _function(self, held: FunctionType) -> Iterator[bytes]:
         yield _name(held).encode()
         if _is_library(held.__module__):
-            if held.__closure__:  # made anew for what it holds
+            if held.__closure__:  # a library's closure differs by its values
                 yield from self._all(_cells(held))
             return
         yield from self._parts(held.__code__)
@@ -143,11 +143,11 @@ class Fingerprint:
             self.unknown.append(_name(type(held)))
 
     def _object(self, held: Any) -> Iterator[bytes]:
-        """What would be pickled of it, not deeper than one level at a time."""
+        """An object's state as pickle sees it, one level at a time."""
         yield from self._parts(type(held))
         try:
             made = held.__reduce_ex__(2)
-        except Exception:  # whatever a person's own objects raise
+        except Exception:  # the user's objects may raise anything
             self.unknown.append(_name(type(held)))
             return
         if isinstance(made, str):
@@ -157,7 +157,7 @@ class Fingerprint:
         if hasattr(held, "__wrapped__"):  # a cache around a function
             yield from self._parts(held.__wrapped__)
         if hasattr(held, "__dict__") and not _is_library(type(held).__module__):
-            yield from self._parts(dict(vars(held)))  # also what it would not pickle
+            yield from self._parts(dict(vars(held)))  # also attributes that pickle omits
 
 
 def _name(held: Any) -> str:
@@ -165,13 +165,13 @@ def _name(held: Any) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that code uses, and the functions inside it."""
+    """The names that a code object uses, nested functions included."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
     return {*code.co_names}.union(*inner)
 
 
 def _cells(function: FunctionType) -> list[Any]:
-    """What a function closes over; nothing for what has no value yet."""
+    """The values of a function's closure; None for a variable without a value yet."""
     found = []
     for cell in function.__closure__ or ():
         try:
@@ -182,7 +182,7 @@ def _cells(function: FunctionType) -> list[Any]:
 
 
 def _is_library(module: str | None) -> bool:
-    """Whether a module is Python's, relpos's or an installed package's, told by its version."""
+    """Whether a module belongs to Python, relpos or an installed package, whose version identifies it."""
     top = (module or "").partition(".")[0]
     if top == "__main__" or not top:
         return False

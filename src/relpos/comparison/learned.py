@@ -1,4 +1,4 @@
-"""What a trained model's positions became, as plain numbers for pictures."""
+"""The learned positions of a trained model, as plain numbers for pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from relpos.train import Model
 
 EXAMPLES = 3
 PIXELS = 112
-"""The longer side of an example's picture, at most; more says nothing more on a page."""
+"""Upper limit for the longer side of an example's picture; more adds nothing on a page."""
 PLACES = 64
-"""Positions of a sequence whose similarity is kept, at most, spread evenly."""
+"""How many evenly spaced positions of a sequence have their similarity stored, at most."""
 TOKENS = 1024
-"""Positions whose similarity to one another is kept, at most."""
+"""With more positions no similarity is stored."""
 
 
 def _rounded(x: Tensor, digits: int = 4) -> Any:
@@ -29,7 +29,7 @@ def _rounded(x: Tensor, digits: int = 4) -> Any:
 
 
 def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
-    """A line bias over its offsets; None for more than two axes, which no picture shows. Of text, those of the past."""
+    """A line bias over its offsets, for text only past ones; None for more than two axes, which no picture shows."""
     layout, line = term.lines.layout, term.lines
     if len(layout.spans) > 2:
         return None
@@ -55,9 +55,9 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
 
 @torch.no_grad()
 def learned(model: Model) -> list[Learned]:
-    """Every line bias as a table over offsets, and every absolute position's similarity to the others.
+    """Every line bias as a table over offsets, and the similarity of absolute positions to one another.
 
-    Similarities are left out above `TOKENS` positions: they are a number for every two.
+    Above `TOKENS` positions, similarities are left out: there is one number per pair.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
     found: list[Learned] = []
@@ -80,18 +80,18 @@ def learned(model: Model) -> list[Learned]:
 
 
 def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Images as grey values from 0 to 1, large ones with fewer pixels a patch."""
+    """Images as grey values from 0 to 1; large ones get fewer pixels per patch."""
     grey = images.mean(dim=1)
     if max(grey.shape[1:]) > PIXELS:
         pixels = max(1, PIXELS // max(grid))
         grey = F.interpolate(grey[:, None], size=[side * pixels for side in grid], mode="area")[:, 0]
     low, high = grey.amin(), grey.amax()
-    return (grey - low) / (high - low).clamp(min=1e-6)  # pictures may all be of one colour
+    return (grey - low) / (high - low).clamp(min=1e-6)  # images may all have one colour
 
 
 @torch.no_grad()
 def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attention:
-    """Attention of the patch in the middle, in every layer and head, over a few test images of different classes."""
+    """Attention of the middle patch, in every layer and head, over a few test images of different classes."""
     labels = task.labels("test")
     there = labels.unique()
     wanted = there[torch.linspace(0, len(there) - 1, EXAMPLES + 2).round().long()[1:-1]]
@@ -121,14 +121,14 @@ def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attent
 
 
 PROMPT, WRITTEN = 64, 320
-"""Bytes that a language model is given, and bytes that it writes; together they pass the trained length."""
+"""Bytes that a language model is given, and bytes that it writes; together they exceed the trained length."""
 
 
 @torch.no_grad()
 def sample(model: LanguageModel, task: Text) -> Sample:
-    """How the model continues the beginning of a test block: greedy, so that it repeats.
+    """Let the model continue the beginning of a test block, greedily, so that the result is reproducible.
 
-    As it was trained up to the trained length; beyond it by its first growth rule, where it has one.
+    Beyond the trained length it uses its first growth rule, or stops if it has none.
     """
     device = next(model.parameters()).device
     prompt = task.blocks("test")[0][:1, :PROMPT].to(device)

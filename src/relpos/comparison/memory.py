@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of work: what the device, or this process, used at most above where it stood before."""
+"""Peak memory of a piece of work: the most that the device, or this process, used above the starting level."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CLEAR = Path("/proc/self/clear_refs")
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for this process instead of giving it back to the system; elsewhere do nothing.
 
-    A training step frees and asks for the same tensors over and over. Given back, each page is a fault when it
-    returns: about 4,000 a step of the digits recipe, a tenth of its time.
+    Every training step frees and allocates the same tensors. If they are given back, each page causes a fault when it
+    returns: about 4,000 per step of the digits recipe, a tenth of its time.
     """
     trim_threshold, mmap_threshold = -1, -3  # mallopt(3)
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 * _MIB)  # the most that every glibc takes
+        libc.mallopt(mmap_threshold, 32 * _MIB)  # the highest value that every glibc accepts
         libc.mallopt(trim_threshold, 1024 * _MIB)
 
 
@@ -41,7 +41,7 @@ class PeakMemory:
     """Memory above the level at construction.
 
     On a GPU, allocated memory. On Linux, the process's resident size, its high-water mark reset first. Elsewhere the
-    high-water mark of the whole process, which is only right in a process that did nothing bigger before.
+    high-water mark of the whole process, which is only right if the process never used more before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class PeakMemory:
             self.before = torch.cuda.memory_allocated(device)
         elif _STATUS.exists():
             with contextlib.suppress(OSError, AttributeError):
-                ctypes.CDLL(None).malloc_trim(0)  # what was freed must not count as already there
+                ctypes.CDLL(None).malloc_trim(0)  # freed memory must not count as in use
             with contextlib.suppress(OSError):  # a sandbox may refuse; the peak is then the process's own
                 _CLEAR.write_text("5")  # reset VmHWM, see proc(5)
             self.before = _status("VmRSS")

@@ -1,4 +1,4 @@
-"""One training run and everything measured on the trained model: a record of `results.json`."""
+"""One training run and all measurements of the trained model: a record of `results.json`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def warm_up(
     position: str = "none",
     procedure: Procedure = OURS,
 ) -> None:
-    """One small step, so that what a process loads on first use does not count as a model's memory."""
+    """Train one small step first, so that libraries loaded on first use do not count as the model's memory."""
     small = replace(recipe, steps=1, batch_size=min(2, recipe.batch_size), depth=1)
-    with contextlib.suppress(DivergedError):  # nothing is wanted of this model
+    with contextlib.suppress(DivergedError):  # this model is not used
         fit(task, position, small, procedure, seed=0, device=device, precision=precision)
 
 
@@ -43,11 +43,11 @@ def run(
     keep: Callable[[nn.Module], None] | None = None,
     probes: tuple[Probe, ...] | None = None,
 ) -> Run:
-    """Train one job and measure it; see docs/results.md for the record, also of a run that diverges.
+    """Train one job and measure it; docs/results.md describes the record, also that of a diverged run.
 
     Args:
-        procedure: what builds, trains and measures. keep: is given the trained model.
-        probes: what the trained model is asked; those of the settings where left out.
+        procedure: builds, trains and measures. keep: receives the trained model.
+        probes: tests of the trained model; by default those of the settings.
     """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -103,7 +103,7 @@ def run(
 
 
 def _figure(figures: Tensor, probe: Probe) -> Metric:
-    """A metric of figures of one's own, one for each unit."""
+    """The metric of the user's own figures, one per unit."""
     if not figures.isfinite().all():
         return Metric(probe.id, None, reason="the figure is not finite there")
     values = [round(value, 6) for value in figures.tolist()]
@@ -111,7 +111,7 @@ def _figure(figures: Tensor, probe: Probe) -> Metric:
 
 
 def _looked_at(run: Run, model: nn.Module, task: Task) -> Run:
-    """The run with what position became, and what a reader may look at, where the model is one of relpos."""
+    """Add learned positions and examples (attention or text) to the run of a relpos model."""
     if not isinstance(model, VisionTransformer | LanguageModel):
         return run
     run = replace(run, learned=learned(model))
@@ -127,7 +127,7 @@ def _looked_at(run: Run, model: nn.Module, task: Task) -> Run:
 def metrics(
     model: nn.Module, task: Task, probes: tuple[Probe, ...], device: torch.device, *, quick: bool = False
 ) -> list[Metric]:
-    """Every one of these probes on the test data, by every growth rule where the size is not the trained one."""
+    """Measure every probe on the test data, by every growth rule if its size is not the trained one."""
     found: list[Metric] = []
     larger: dict[tuple[object, str], nn.Module] = {}
     for probe in probes:

@@ -1,4 +1,4 @@
-"""What a comparison is: its settings, its jobs, and what it runs on."""
+"""The settings of a comparison, its jobs and its environment."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from relpos.version import __version__
 QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
 EVERY = "all"
-"""Instead of names: every position that makes sense on the task."""
+"""In place of names: every position that suits the task."""
 OWN = "own"
-"""The position that a person's own model has by itself, for its `build` to understand."""
+"""The built-in position of the user's model; its `build` must understand the name."""
 STANDARD = "standard"
-"""Instead of names: the task's wider choice."""
+"""In place of names: the task's wider choice."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training run: what is compared by name, a seed, and the rate of its position parameters."""
+    """One training run: the name of a mechanism or choice, a seed, and the rate of the position parameters."""
 
     name: str
     seed: int
@@ -64,30 +64,31 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The run in words."""
+        """The run's description."""
         variant = "" if self.variant == "recipe" else ", position at the learning rate of the rest"
         return f"{self.name}, seed {self.seed}{variant}"
 
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """Everything that decides a comparison's figures; those of a clock also depend on the machine.
+    """Everything that determines a comparison's figures; times also depend on the machine.
 
     Attributes:
-        task: a task's name. task_options: plain values that, with it, rebuild the task; they hold a fingerprint of
-            its data where that is a person's own.
+        task: a task's name. task_options: plain values that, with the name, rebuild the task; for the user's own data
+            they include a fingerprint.
         positions: mechanisms by name, `+` for sums.
-        seeds: how many; they are 0, 1, ...
+        seeds: their number; the seeds are 0, 1, ...
         recipe: the training recipe of all runs.
-        quick: a short run to see that everything works; no verdict.
-        device, precision, threads: how a run computes. timing_threads: of the CPU where steps are timed; by default
+        quick: a short run to check that everything works; no verdict.
+        device, precision, threads: how a run computes. timing_threads: CPU threads while steps are timed; by default
             those of this process (all cores, or `OMP_NUM_THREADS`).
-        what: is compared. choices: their names where that is not position; `positions` is then the one of all models.
-        model, step, evaluate: a person's own functions in words, with a fingerprint; None is what relpos does.
-        changes: of the recipe, that were asked for, steps apart.
-        better: which figures of one's own are; None where relpos measures.
-        given: those of model, step and evaluate that were named, as they were typed, to ask for the same again. A file
-            that was moved is the same code still: they do not tell comparisons apart.
+        what: the subject: position, attention, norm or optimizer. choices: the names compared if it is not position;
+            `positions` is then the one position of all models.
+        model, step, evaluate: the user's functions as text with a fingerprint; None means relpos's own.
+        changes: requested changes of the recipe, except steps.
+        better: whether higher or lower figures of the user's metric are better; None if relpos measures.
+        given: model, step and evaluate as the user typed them, to repeat the command. They do not distinguish
+            comparisons: a moved file is the same code.
     """
 
     task: str
@@ -111,22 +112,22 @@ class ComparisonSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is compared."""
+        """The names of the mechanisms or choices compared."""
         return self.positions if self.what == "position" else self.choices
 
     @property
     def key(self) -> str:
-        """What records and costs call it."""
+        """The field of records and costs that holds the name."""
         return "position" if self.what == "position" else "choice"
 
     def of(self, name: str) -> tuple[Recipe, str]:
-        """The recipe and the position of what is compared under a name."""
+        """The recipe and the position for a name."""
         if self.what == "position":
             return self.recipe, name
         return find_choice(self.what, name).change(self.recipe), self.positions[0]
 
     def probes(self, task: Task) -> tuple[Probe, ...]:
-        """What trained models are asked: of position everything; else, or by one's own figures, the plain test."""
+        """The tests of trained models: all for position; the plain test for other choices or the user's metric."""
         return task.probes if self.what == "position" and self.better is None else task.probes[:1]
 
     @classmethod
@@ -146,16 +147,16 @@ class ComparisonSettings:
         procedure: Procedure = OURS,
         given: Mapping[str, str] | None = None,
     ) -> ComparisonSettings:
-        """Settings from what a person asks, checked.
+        """Check the user's arguments and make settings of them.
 
         Args:
-            positions: None takes the task's own choice, `("standard",)` its wider one, `("all",)` every one that makes
-                sense on it. Where something else is compared, one, of all models; None for a rotation.
-            choices: where something else is compared, None for all that there are.
-            recipe: fields of the recipe that are not as it has them.
-            procedure: what builds, trains and measures. given: what of it was named, as typed.
+            positions: None takes the task's own choice, `("standard",)` its wider one, `("all",)` all that suit the
+                task. If something else is compared: the one position of all models, None for a rotation.
+            choices: names if something else is compared; None for all.
+            recipe: changed fields of the recipe.
+            procedure: builds, trains and measures. given: its named parts, as typed.
 
-        The batch is no larger than what the task has to train on.
+        The batch is at most as large as the task's training data.
         """
         require_asked(positions, seeds, steps, device, precision, what=what, choices=choices, procedure=procedure)
         kind, axes = cast("What", what), len(task.grid)
@@ -200,11 +201,11 @@ class ComparisonSettings:
         )
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
-        """The training runs: every mechanism and seed by the recipe, then those with learned positions without
-        its position learning rate.
+        """The training runs: every mechanism and seed by the recipe; then mechanisms with position parameters, without
+        the recipe's own learning rate for them.
 
-        Seed by seed, so that a comparison cut short has whole seeds. One seed gives a first look in little time: the
-        runs without that rate, which ask how much the recipe decides, come from two seeds on.
+        The order is seed by seed, so that an interrupted comparison has whole seeds. One seed gives a quick first look:
+        the runs without that rate, which show how much the recipe matters, need two seeds.
         """
         usual = self.recipe.position_learning_rate_multiplier
         jobs = [Job(name, seed, "recipe", usual) for seed in range(self.seeds) for name in self.names]
@@ -214,27 +215,27 @@ class ComparisonSettings:
         return jobs
 
     def describe(self) -> results.SettingsRecord:
-        """The settings as `results.json` has them."""
+        """The settings for `results.json`."""
         lists = {"positions": list(self.positions), "choices": list(self.choices)}
         return results.SettingsRecord(
             **{**asdict(self), **lists, "recipe": results.RecipeRecord(**asdict(self.recipe))}
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that tell comparisons apart, as `comparison.json` has them; `what` where it is not position."""
+        """Plain values for `comparison.json` that distinguish comparisons; `what` only if it is not position."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
         left_out = ("given", "what") if self.what == "position" else ("given",)
         return {name: value for name, value in whole.items() if name not in left_out}
 
 
 def canonical(positions: tuple[str, ...], axes: int, procedure: Procedure = OURS) -> tuple[str, ...]:
-    """The names of presets for aliases, on tokens with so many axes; each once."""
+    """Replace aliases by preset names, on tokens with `axes` axes; each name once."""
     own = OWN if procedure.build is not None else None
     return tuple(dict.fromkeys(name if name == own else find(name, axes).name for name in positions))
 
 
 def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | None:
-    """The names of a list that relpos has: None for its first choice, `("standard",)`, `("all",)`; else None."""
+    """The names in a list of relpos: for None its first choice, for `("standard",)` or `("all",)` those; else None."""
     if positions is None:
         return task.positions
     if positions == (STANDARD,):
@@ -245,7 +246,7 @@ def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | N
 
 
 def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task: Task) -> None:
-    """Raise unless every kind of attention takes the position, known from one input."""
+    """Raise unless every kind of attention supports the position; one input tests it."""
     inputs = next(task.batches(1, 0))[0]
     for name in names:
         model = find_choice("attention", name).change(recipe).build(task, position)
@@ -273,7 +274,7 @@ def require_asked(
     choices: tuple[str, ...] | None = None,
     procedure: Procedure = OURS,
 ) -> None:
-    """Raise where `Settings.make` would, whatever the task: to be known before many images are read."""
+    """Raise errors of `ComparisonSettings.make` that do not depend on the task, before many images are read."""
     if positions == ():
         fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
     for name in () if positions in (None, (EVERY,), (STANDARD,)) else positions:
@@ -334,7 +335,7 @@ def environment(device: str) -> Environment:
 
 
 def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Procedure = OURS) -> MechanismRecord:
-    """What is compared under a name, as `results.json` has it; its model is tried first."""
+    """The entry of a name in `results.json`; its model is tried first."""
     if settings.what != "position":
         return find_choice(settings.what, name).describe()
     rules = list(growth(procedure.tried(settings.recipe, task, name)))
@@ -350,9 +351,9 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
 
 
 def growth(model: nn.Module) -> tuple[str, ...]:
-    """The rules by which a model extrapolates to another size: those of relpos have some.
+    """The rules by which a model extrapolates to another size; only relpos's models have some.
 
-    Windows keep their size on a larger image: of Swin the rules are those of what is added to tokens.
+    Swin's windows keep their size on a larger image, so its rules are those of the position added to tokens.
     """
     if isinstance(model, SwinTransformer):
         return model.token_position.growth()
@@ -360,7 +361,7 @@ def growth(model: nn.Module) -> tuple[str, ...]:
 
 
 def grown(model: nn.Module, size: Any, rule: str) -> nn.Module:
-    """A model for another size, by one of its rules of `growth`; Swin as it is where only windows have a position."""
+    """A model for another size, by a rule of `growth`; Swin stays unchanged if only its windows have a position."""
     if isinstance(model, SwinTransformer) and rule not in model.growth():
         return model
     assert isinstance(model, VisionTransformer | LanguageModel | SwinTransformer)

@@ -1,13 +1,13 @@
-"""The folder of a comparison: written so that a crash loses nothing finished, and nothing of anyone's is overwritten.
+"""The folder of a comparison: a crash loses no finished work, and no other file is overwritten.
 
     DIR/comparison.json        settings and environment, written first
-    DIR/records/*.json         one file a finished piece of work, written once and never changed
-    DIR/results.json           everything gathered, rewritten as pieces finish
+    DIR/records/*.json         one file per finished piece of work, written once and never changed
+    DIR/results.json           all records together, rewritten whenever a piece finishes
     DIR/report.html            the page
 
-Files appear whole (`files.writing`), also where two processes work in one folder: a record that is there stays. It
-stands beside its checksum, `{"sha256": ..., "record": ...}`: a digit that changed on the disk would be a wrong figure
-on the page.
+Files appear whole (`files.writing`), even if two processes use one folder: an existing record stays. It is stored with
+its checksum, `{"sha256": ..., "record": ...}`, because a digit that changed on the disk would be a wrong figure on the
+page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD = "comparison.json"
 _HEAD_AT_MOST, _RECORD_AT_MOST = 16 * MIB, 1024 * MIB
 _SEALED = re.compile(rb'\{"sha256":"([0-9a-f]{64})","record":(.*)\}\n', re.DOTALL)
 _NAMED, _LETTERS = 8, 100
-"""Settings that a message names, and how much of each it shows."""
+"""How many settings a message names, and how many letters of each it shows."""
 
 
 class OtherSettingsError(ValueError):
@@ -36,7 +36,7 @@ class OtherSettingsError(ValueError):
 
 
 def _sealed(text: str) -> str:
-    """A record's text as a file has it, beside its checksum."""
+    """The file's text: a record with its checksum."""
     return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","record":{text}}}\n'
 
 
@@ -44,7 +44,7 @@ def _unsealed(data: bytes) -> Any:
     """The record in a file's bytes.
 
     Raises:
-        FileError: they are not what was written.
+        FileError: the bytes differ from those written.
     """
     found = _SEALED.fullmatch(data)
     if found is None:
@@ -70,7 +70,7 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def require_usable(folder: Path) -> None:
-    """Raise where no comparison can be in a folder, whatever its settings, or where nothing can be written there."""
+    """Raise if the folder cannot hold a comparison of any settings, or is not writable."""
     if folder.exists() and not folder.is_dir():
         raise OtherSettingsError(f"expected a folder for --out; {folder} is a file. Choose another --out.")
     begun = (folder / _HEAD).exists()
@@ -98,7 +98,7 @@ class Store:
         if path.exists():
             self._same(self._begun_with(path))
         folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():  # before anything else, so that a folder cut short here is still taken for an empty one
+        if not path.exists():  # first, so that a folder interrupted here still counts as empty
             self._begin(path)
         records = folder / "records"
         if records.exists() and not records.is_dir():
@@ -111,7 +111,7 @@ class Store:
     def _begin(self, path: Path) -> None:
         try:
             write_json(path, self.head, indent=1, new=True)
-        except FileExistsError:  # another process has begun at this moment
+        except FileExistsError:  # another process began at the same time
             self._same(self._begun_with(path))
 
     def _begun_with(self, path: Path) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Store:
         return self._path(name).exists()
 
     def finished(self, name: str) -> bool:
-        """Whether a piece of work is finished and its record as it was written.
+        """Whether a piece of work is finished and its record is intact.
 
         Raises:
             ValueError: the record is damaged.
@@ -158,13 +158,13 @@ class Store:
         return True
 
     def add(self, name: str, record: Any) -> None:
-        """Keep a finished piece of work, for good: one that another process has kept meanwhile stays."""
+        """Store a finished piece of work; a record that another process stored meanwhile stays."""
         path = self._path(name)
         with contextlib.suppress(FileExistsError):
             write_whole(path, _sealed(as_json(path, record)), new=True)
 
     def get(self, name: str) -> Any:
-        """A finished piece of work.
+        """The record of a finished piece of work.
 
         Raises:
             ValueError: the record is damaged.

@@ -1,8 +1,8 @@
-"""What a training run leaves in a folder of its own.
+"""The files of a training run, in its own folder.
 
-DIR/training/RUN/losses.jsonl          a line a step: {"step": 1, "loss": 2.31, "rate": 0.0002}; some with validation
+DIR/training/RUN/losses.jsonl          a line per step: {"step": 1, "loss": 2.31, "rate": 0.0002}; some with validation
 DIR/training/RUN/model.safetensors     the trained weights
-DIR/training/RUN/events.out...         the same curves for TensorBoard, where it is installed
+DIR/training/RUN/events.out...         the same curves for TensorBoard, if installed
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LOSSES, _WEIGHTS = "losses.jsonl", "model.safetensors"
 
 
 class TrainingLog:
-    """Losses and rates of a run, written as they come; one begun before in the same folder is begun anew.
+    """Writes losses and rates of a run step by step; it replaces an earlier log in the same folder.
 
     Args:
-        folder: of the run; it is made.
+        folder: the run's folder; it is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class TrainingLog:
                 self._board.close()
 
     def add(self, progress: Progress) -> None:
-        """Write a step down."""
+        """Log a step."""
         entry = {"step": progress.step, "loss": progress.loss, "rate": progress.rate}
         if progress.validation is not None:
             entry["validation"] = progress.validation
@@ -59,7 +59,7 @@ class TrainingLog:
 
 
 def _board(folder: Path) -> Any:
-    """TensorBoard's writer, or None where it is not installed."""
+    """TensorBoard's writer, or None if it is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter
@@ -73,7 +73,7 @@ def weights_of(folder: Path) -> Path:
 
 
 def save_weights(folder: Path, model: nn.Module) -> None:
-    """Keep a trained model's weights; tensors that share memory are written each."""
+    """Save a trained model's weights; tensors that share memory are each written."""
     from safetensors.torch import save
 
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in model.state_dict().items()}
@@ -82,16 +82,16 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load_run(folder: Path, model: nn.Module) -> None:
-    """Give a model the weights that were kept of it.
+    """Load a run's saved weights into a model.
 
     Raises:
-        ValueError: they do not fit the model.
+        ValueError: the weights do not fit the model.
     """
     from safetensors.torch import load_file
 
     kept, own = load_file(weights_of(folder)), model.state_dict()
     for name in [*own, *(name for name in kept if name not in own)]:
-        if is_settings(name) and name in own:  # loading compares them, and earlier ones are not there
+        if is_settings(name) and name in own:  # loading compares them; old files lack them
             continue
         expected, came = (shape_of(x) if isinstance(x, Tensor) else "none" for x in (own.get(name), kept.get(name)))
         if name not in own or name not in kept or own[name].shape != kept[name].shape:

@@ -1,8 +1,8 @@
-"""Pieces of work in processes of their own, a few at a time, with what they report on the way.
+"""Run pieces of work in separate processes, a few at a time, and receive their reports.
 
-Processes come from a fork server that has imported the libraries and done nothing else, so that each starts in an
-instant and begins from the same memory. `torch._dynamo` is among them because the first optimizer of a process imports
-it, which takes longer than a quick run's training. A worker whose parent is gone notices at its next report and stops.
+Processes come from a fork server that has only imported the libraries, so that each starts at once and with the same
+memory. It also imports `torch._dynamo`, because otherwise the first optimizer of a process does, which takes longer
+than a quick run's training. A worker whose parent has ended notices at its next report and stops.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RemoteFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` where it reports progress.
+    """A piece of work: `function(*arguments)`, or `function(*arguments, report)` if it reports progress.
 
     Attributes:
-        name: of its record. label: what a person reads, the name where it is empty.
-        weight: how long it takes, as a multiple of a training run.
+        name: the name of its record. label: its name for display; if empty, `name` is shown.
+        weight: its duration relative to a training run.
     """
 
     name: str
@@ -49,10 +49,10 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a piece of work.
+    """An event of a piece of work.
 
     Attributes:
-        kind: "started" (value: the number of its worker), "progress" (its report) or "finished" (its result).
+        kind: "started" (value: the worker's number), "progress" (value: the report) or "finished" (value: the result).
     """
 
     task: WorkerTask
@@ -67,13 +67,13 @@ class WorkerError(RuntimeError):
 def _work(task: WorkerTask, connection: Connection, gpu: int | None = None) -> None:
     try:
         if gpu is not None:
-            torch.cuda.set_device(gpu)  # what the device "cuda" is in here
+            torch.cuda.set_device(gpu)  # the device "cuda" of this process
         if task.reports:
             result = task.function(*task.arguments, lambda report: connection.send(("progress", report)))
         else:
             result = task.function(*task.arguments)
         connection.send(("finished", result))
-    except (BrokenPipeError, ConnectionResetError):  # nobody listens any more
+    except (BrokenPipeError, ConnectionResetError):  # the parent has ended
         return
     except WriteError as error:  # a full disk is no bug, and its one line needs no traceback
         connection.send(("unwritten", error))
@@ -83,14 +83,14 @@ def _work(task: WorkerTask, connection: Connection, gpu: int | None = None) -> N
 
 @contextlib.contextmanager
 def _interruptions_held_back() -> Iterator[None]:
-    """What starts in here, and what that starts, never sees Ctrl-C; this process sees it right afterwards.
+    """Processes started in this block, and their children, never receive Ctrl-C; this process receives it afterwards.
 
-    A terminal sends it to all of them, and each would answer with a traceback. They are stopped by this one.
+    A terminal sends it to every process, and each would print a traceback. This process stops the others.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # a fork server starts it, and its start lets interruptions through
+    resource_tracker.ensure_running()  # else the fork server starts it, which unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -105,7 +105,7 @@ def _context() -> Any:
     context.set_forkserver_preload(["relpos.comparison.experiment", "accelerate", "sklearn.datasets", "torch._dynamo"])
     with _interruptions_held_back():
         forkserver.ensure_running()
-    # It takes seconds to load its libraries; waiting for it may be interrupted, and an empty process is soon over.
+    # Loading its libraries takes seconds. Wait for an empty process, because that wait can be interrupted.
     first = context.Process(target=_nothing, daemon=True)
     with main_left_out():
         first.start()
@@ -115,9 +115,9 @@ def _context() -> Any:
 
 @contextlib.contextmanager
 def main_left_out() -> Iterator[None]:
-    """What starts in here does not run this process's `__main__` for itself, and what is pickled may not refer to it.
+    """Processes started in this block do not run this process's `__main__`; objects pickled here may not refer to it.
 
-    It holds nothing that a worker needs, and a script that compares at its top would compare in every worker.
+    No worker needs it, and a script that compares at its top level would compare in every worker.
     """
     own = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -132,9 +132,9 @@ def _nothing() -> None:
 
 
 def run_here(tasks: Sequence[WorkerTask], tell: Callable[[Event], None]) -> None:
-    """Run every task in this process, one after another, and tell of events as they come.
+    """Run every task in this process, one after another, and pass every event to `tell`.
 
-    The process's threads and random numbers are as before afterwards.
+    It restores the process's thread count and random state.
     """
     threads = torch.get_num_threads()
     try:
@@ -149,7 +149,7 @@ def run_here(tasks: Sequence[WorkerTask], tell: Callable[[Event], None]) -> None
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """What is drawn in here is not missed outside: the random numbers of Python, NumPy and PyTorch go on as before."""
+    """Restore the random states of Python, NumPy and PyTorch after this block."""
     python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the one that others draw from
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
@@ -165,14 +165,14 @@ def _progress(task: WorkerTask, tell: Callable[[Event], None], report: Any) -> N
 
 
 def run_tasks(tasks: Sequence[WorkerTask], at_once: int, *, a_gpu_each: bool = False) -> Iterator[Event]:
-    """Run every task in a process of its own, `at_once` at a time, and yield events as they come.
+    """Run every task in its own process, `at_once` at a time, and yield events as they come.
 
     Args:
-        a_gpu_each: the device "cuda" is another one for each of those that run at once.
+        a_gpu_each: whether tasks that run at once each get their own GPU as the device "cuda".
 
     Raises:
         WorkerError: a task failed; the others are stopped.
-        WriteError: it could not write its files; likewise.
+        WriteError: a task could not write its files; the others are stopped.
     """
     if not tasks:
         return

@@ -1,4 +1,4 @@
-"""Tasks: data with probes. `find_data` makes one from a person's data, `find_task` from what a `results.json` says."""
+"""Tasks: data with probes. `find_data` makes one from the user's data, `find_task` from a `results.json`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder
 
 
 def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | None = None) -> Task:
-    """The task of a name.
+    """A task by name.
 
     Args:
-        options: what the task is made from, as plain values: `settings.task_options` of a `results.json`.
-        watch: told how far it is, where making the task takes long.
+        options: plain values to build the task from: `settings.task_options` of a `results.json`.
+        watch: receives progress if building the task takes long.
 
     Raises:
-        ValueError: no such name (the message offers the nearest), or options that do not fit.
+        ValueError: no such name (the message suggests the nearest), or options that do not fit.
     """
     require_name(name, TASKS, "a task")
     return TASKS[name].from_options({} if options is None else options, watch)

@@ -1,9 +1,10 @@
 """Pictures on a larger canvas: the same probes for every set of pictures.
 
-Training puts a picture at an offset uniform over one patch cell around the middle, so that it sees every phase between
-picture and patches, and nothing farther out. The probes then go where training did not: half a patch, a whole one, and
-one and a half beyond that cell in the eight directions, and canvases about 1.25 and 1.5 times as large, with the
-picture in the middle, anywhere, and zoomed with the canvas. Where asked, it is also turned by 90, 180 and 270 degrees.
+Training places a picture at a random offset, uniform over one patch cell around the middle. So it sees every phase
+between picture and patches, and nothing farther out. The probes go beyond training. Shifts place the picture half a
+patch, a whole one, and one and a half beyond that cell, in eight directions. Canvases are about 1.25 and 1.5 times as
+large, with the picture in the middle, anywhere, or zoomed with the canvas. On request, the picture is also rotated by
+90, 180 and 270 degrees.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CanvasPlace = tuple[int, int]
 
 @dataclass(frozen=True)
 class Level:
-    """One number per channel: what images are standardised by, and the colour of an empty canvas before that."""
+    """Numbers per channel: mean and deviation to standardise images, and the background before that."""
 
     mean: Float[Tensor, "C 1 1"]
     deviation: Float[Tensor, "C 1 1"]
@@ -51,15 +52,15 @@ def _middle(canvas: tuple[int, int], picture: tuple[int, int]) -> CanvasPlace:
 
 
 class CanvasTask(ImageTask):
-    """Pictures of one size, `picture_size`, each on a canvas of `image_size`, which is what a model sees.
+    """Pictures of one size, `picture_size`, each on a canvas of `image_size`, the model's input.
 
     The margin is at least two patches on every side, so that every shift stays on the canvas.
 
     Attributes:
-        subject: what a picture is called in the probes' words.
-        turned: whether there are probes with the picture turned; it is square then.
+        subject: the word for a picture in the probes' descriptions.
+        turned: whether there are probes with rotated pictures, which must be square.
         picture_size: (rows, columns) of a picture.
-        first_place: the upper left of the places that training uses; those of one patch cell follow from it.
+        first_place: the upper left of the training places, which cover one patch cell.
     """
 
     subject: ClassVar[str]
@@ -70,11 +71,11 @@ class CanvasTask(ImageTask):
     @property
     @abstractmethod
     def level(self) -> Level:
-        """What images are standardised by, and the canvas's own colour."""
+        """Mean and deviation to standardise images, and the canvas's background."""
 
     @abstractmethod
     def pictures(self, split: Split) -> Num[Tensor, "n C height width"]:
-        """The pictures of a split, as they are before they are standardised."""
+        """The pictures of a split, before standardisation."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,7 +91,7 @@ class CanvasTask(ImageTask):
     def _place(
         self, pictures: Num[Tensor, "n C height width"], places: Int[Tensor, "n 2"], canvas: tuple[int, int]
     ) -> Float[Tensor, "n C rows columns"]:
-        """Each picture at its place on a canvas of its own, standardised."""
+        """Each picture at its place on its own canvas, standardised."""
         count, _, height, width = pictures.shape
         level = self.level
         images = level.background.repeat(count, 1, *canvas)
@@ -102,11 +103,11 @@ class CanvasTask(ImageTask):
         self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         pictures, labels = self.pictures("train"), self.labels("train")
-        if not 1 <= batch_size <= len(labels):  # no whole batch would ever come
+        if not 1 <= batch_size <= len(labels):  # there is no full batch
             fail(f"a batch size from 1 to {len(labels)}", str(batch_size), "There are no more training images.")
         cell = torch.tensor(self._cell())
         generator = torch.Generator().manual_seed(seed)
-        an_epoch = len(labels) // batch_size  # a short last batch would weigh its images more
+        an_epoch = len(labels) // batch_size  # a short last batch would give its images more weight
         for epoch in itertools.count():
             order = torch.randperm(len(labels), generator=generator)
             for number, chosen in enumerate(order.split(batch_size)[:an_epoch], epoch * an_epoch):
@@ -170,20 +171,20 @@ class CanvasTask(ImageTask):
         return (test, *shifts, *canvases, *turns)
 
     def _trained_places(self) -> list[CanvasPlace]:
-        """Places spread evenly over the cell that training uses, at most four: every phase by halves of a patch."""
+        """Up to four evenly spaced places of the training cell: every phase in steps of half a patch."""
         row, column = self.first_place
         downs, rights = (sorted({0, side // 2}) for side in self.patch_size)
         return [(row + down, column + right) for down in downs for right in rights]
 
     def _places(self, probe: ImageProbe, count: int, picture: tuple[int, int]) -> Int[Tensor, "n trials 2"]:
-        """Where each placement of each of `count` pictures stands; the same on every call."""
+        """All places of each of `count` pictures; the same on every call."""
         canvas = probe.image_size
         middle = _middle(canvas, picture)
         if probe.variant == "anywhere":
             ends = torch.tensor([canvas[0] - picture[0] + 1, canvas[1] - picture[1] + 1])
             generator = torch.Generator().manual_seed(canvas[0])
             drawn = torch.randint(int(ends.max()), (count, probe.trials, 2), generator=generator)
-            return drawn * ends // ends.max()  # the same draw for both sides, squeezed onto the shorter
+            return drawn * ends // ends.max()  # scale the draws down for the shorter side
         places = [middle]
         if probe.group in ("test", "rotation"):
             places = self._trained_places()

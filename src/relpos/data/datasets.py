@@ -1,7 +1,7 @@
-"""Datasets of a person's own as a task: (train, validation, test), each a PyTorch dataset or a tuple of tensors.
+"""The user's own datasets as a task: (train, validation, test), each a PyTorch dataset or a tuple of tensors.
 
-Images [C, height, width] with a class each are an `ImageTask`, on which relpos trains models of its own. Anything else
-needs a person's own model, and a step too unless its targets are classes.
+Images [C, height, width] with one class each are an `ImageTask`, for which relpos has models. Anything else needs the
+user's own model, and also a step unless its targets are classes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from relpos.data.text import FIRST_ON_TEXT, STANDARD_ON_TEXT
 
 _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _ALONG = 8
-"""Patches along a side of an image, at least, where the person does not say how large one is."""
+"""Minimum number of patches along a side if the user gives no patch size."""
 _LOOKED_AT = 8
-"""Items of a split that a fingerprint is made of, where they are no tensors."""
+"""Items per split in the fingerprint of a dataset that is not made of tensors."""
 
 
 def of_datasets(given: Sequence[Any], patch: tuple[int, int] | None = None) -> Task:
     """The task of three datasets.
 
     Raises:
-        ValueError: they are not three, one is no dataset or empty, or patches do not divide the images.
+        ValueError: there are not three, one is no dataset or empty, or patches do not divide the images.
     """
     splits = {}
     for name, held in zip(_SPLITS, given, strict=True):
@@ -66,7 +66,7 @@ def _is_image_with_class(item: Any) -> bool:
 
 
 def _patch(image: tuple[int, ...], asked: tuple[int, int] | None) -> tuple[int, int]:
-    """The patch that was asked for, else the largest that leaves some along each side."""
+    """The requested patch, else the largest that leaves at least `_ALONG` along each side."""
     if asked is None:
         rows, columns = (
             max(one for one in range(1, side + 1) if side % one == 0 and (side // one >= _ALONG or one == 1))
@@ -80,12 +80,12 @@ def _patch(image: tuple[int, ...], asked: tuple[int, int] | None) -> tuple[int, 
 
 
 def _shapes(item: Any) -> str:
-    """The tensors of an item by their shapes."""
+    """The shapes of an item's tensors, as text."""
     return f"items of {', '.join(shape_of(leaf) for leaf in pytree.tree_leaves(item))}"
 
 
 class _OfDatasets(Task):
-    """What both kinds share."""
+    """The common part of both kinds of datasets."""
 
     name: ClassVar[str] = "datasets"
     summary: ClassVar[str] = "Datasets of your own."
@@ -106,7 +106,7 @@ class _OfDatasets(Task):
 
     def batches(self, batch_size: int, seed: int, *, start: int = 0) -> Iterator[Any]:
         items, generator = len(self.splits["train"]), torch.Generator().manual_seed(seed)
-        an_epoch = items // batch_size  # a short last batch would weigh its items more
+        an_epoch = items // batch_size  # a short last batch would give its items more weight
         for epoch in itertools.count():
             order = torch.randperm(items, generator=generator).tolist()
             for number in range(max(0, start - epoch * an_epoch), an_epoch):
@@ -124,7 +124,7 @@ _FOR = ("inputs to train on", "for validation", "to test")
 
 
 class Datasets(_OfDatasets):
-    """Inputs and targets of any kind. The first axis of the first input is taken for its tokens."""
+    """Inputs and targets of any kind. The first axis of the first input counts as its tokens."""
 
     kind: ClassVar[TaskKind] = "other"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "accuracy"
@@ -149,7 +149,7 @@ class Datasets(_OfDatasets):
 
 
 class OwnProbe(Probe):
-    """The plain test of data whose inputs have no size that a model could be grown to."""
+    """The plain test of data with one input size, so that models cannot grow."""
 
     @property
     def size(self) -> int:
@@ -157,10 +157,10 @@ class OwnProbe(Probe):
 
 
 class ImageDatasets(_OfDatasets, ImageTask):
-    """Images of one size with a class each.
+    """Images of one size with one class each.
 
     Raises:
-        ValueError: a class is below 0, or items differ in what they are.
+        ValueError: a class is below 0, or items differ in kind.
     """
 
     positions: ClassVar[tuple[str, ...]] = FIRST
@@ -201,10 +201,10 @@ class ImageDatasets(_OfDatasets, ImageTask):
 
 
 def _contents(splits: dict[Split, Any]) -> str:
-    """A fingerprint of the sizes and the items: of tensors all, else eight of a split from its first to its last.
+    """A fingerprint of the sizes and the items: all tensors, or else eight evenly spaced items per split.
 
-    They are read twice from the same random numbers, and what differs all the same, as where training items are
-    augmented by a generator of their own, is left out. Of images with a class every class counts beside.
+    Items are read twice with the same random seed. Values that differ nevertheless, such as training items augmented by
+    their own generator, are left out. For images with classes, `ImageDatasets` adds all classes.
     """
     digest = hashlib.sha256()
     for name in _SPLITS:
@@ -222,7 +222,7 @@ def _contents(splits: dict[Split, Any]) -> str:
 
 
 def _read(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """The leaves of some items, drawn from the same random numbers; those outside go on as before."""
+    """The leaves of some items, read with fixed random seeds; the global random states are restored."""
     python, array, own = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         random.seed(0)

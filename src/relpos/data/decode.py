@@ -1,12 +1,12 @@
-"""Image files to arrays of one size: any file type, mode, depth and orientation that Pillow opens.
+"""Decode image files to arrays of one size: any file type, mode, depth and orientation that Pillow opens.
 
-A camera's orientation is applied, an animation gives its first frame, transparent parts become white. Images of more
-than 8 bits keep their depth. 16 bits, also those stored in 32, are taken by their whole range; wider values and
-floating point have none and are stretched from the smallest to the largest value of each image, so that how bright one
-image is beside another is lost. The picture is scaled until its shorter side fits, and the longer is cropped evenly.
+The camera's orientation is applied, an animation gives its first frame, transparent parts become white. Images of more
+than 8 bits keep their depth. 16-bit values, also if stored in 32 bits, are scaled by their full range. Wider values and
+floating point have no fixed range: each image is scaled from its smallest to its largest value, so that relative
+brightness between images is lost. The picture is scaled until its shorter side fits; the longer is cropped evenly.
 
-Decoding takes about 12 bytes per pixel, and a file of a few kilobytes may claim any number of pixels. `max_pixels` is
-the most that one image may have, read from its header, and the most that all images decoded at one time have together.
+Decoding takes about 12 bytes per pixel, and a file of a few kilobytes may claim any number of pixels. `max_pixels`
+limits the pixels of one image, read from its header, and the total of all images decoded at the same time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Pixels = NDArray[np.uint8] | NDArray[np.float32]
 """[rows, columns, 3], values from 0 to 255."""
 
 MAX_PIXELS = 100_000_000
-"""Of an image where nobody says otherwise: decoding takes 1.2 GB at most."""
+"""The default limit per image: decoding takes at most 1.2 GB."""
 _BYTES = 8
-"""Of a file for each pixel that it may have: 16 bits in four channels, not compressed."""
+"""Largest file size per allowed pixel: 16 bits in four channels, uncompressed."""
 _REMEDY = "--max-pixels raises the limit"
 _DEEP = ("I", "F")
 _NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-"""What Pillow knows by name and cannot read on its own, data sets and films among them."""
+"""Formats that Pillow registers but cannot read by itself, such as data sets and films."""
 
 
 def endings() -> frozenset[str]:
-    """The endings of files that Pillow opens, in small letters."""
+    """The file endings that Pillow opens, in lower case."""
     known = Image.registered_extensions()
     return frozenset(ending for ending, kind in known.items() if kind in Image.OPEN and kind not in _NO_PICTURES)
 
@@ -70,10 +70,10 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 class Budget:
-    """Pixels that threads may hold together; each waits until as many as it needs are free.
+    """A limit on pixels that threads decode together; a thread waits until enough are free.
 
     Args:
-        most: of them all. One image never asks for more.
+        most: the limit. One image never takes more.
     """
 
     def __init__(self, most: int) -> None:
@@ -82,7 +82,7 @@ class Budget:
 
     @contextmanager
     def take(self, count: int) -> Iterator[None]:
-        """Hold this many, all where it is more than there are."""
+        """Hold `count` pixels, or all if it exceeds the limit."""
         count = min(count, self.most)
         with self._changed:
             self._changed.wait_for(lambda: self._left >= count)
@@ -104,15 +104,15 @@ def decode(file: io.BufferedReader | io.BytesIO, size: tuple[int, int], budget: 
 
     Args:
         size: (rows, columns) of the result.
-        budget: of pixels that are decoded at one time; without limit where left out.
+        budget: limits the pixels decoded at the same time; by default there is no limit.
 
     Raises:
-        FileError: the header says that it has more pixels than the budget. Pillow raises anything else.
+        FileError: the header claims more pixels than the budget. Pillow may raise any other error.
     """
     with Image.open(file) as image:
         if budget is not None and image.width * image.height > budget.most:  # Pillow's own limit is an even number
             raise FileError(_too_many(image.width * image.height, budget))
-        image.draft(None, (2 * max(size), 2 * max(size)))  # a large JPEG is read at a fraction of its size
+        image.draft(None, (2 * max(size), 2 * max(size)))  # decode a large JPEG at reduced size
         pixels = image.width * image.height
         with (budget or Budget(pixels)).take(pixels):
             upright = ImageOps.exif_transpose(image)
@@ -122,7 +122,7 @@ def decode(file: io.BufferedReader | io.BytesIO, size: tuple[int, int], budget: 
 
 
 def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
-    """The picture in a file, or why there is none."""
+    """The picture in a file, or the reason why there is none."""
     try:
         with open_file(path, _BYTES * budget.most, _REMEDY) as file:
             if not os.fstat(file.fileno()).st_size:
@@ -130,21 +130,21 @@ def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
             return decode(file, size, budget)
     except FileError as error:
         return str(error)
-    except MemoryError:  # damaged headers ask for any amount
+    except MemoryError:  # damaged headers may request any amount
         return "memory ran out while it was decoded"
     except UnidentifiedImageError:
         return "Pillow finds no image in it"
-    except Image.DecompressionBombError as error:  # from a header, that of an image inside an icon as well
+    except Image.DecompressionBombError as error:  # from a header, also of an image inside an icon
         counted = re.search(r"\((\d+) pixels\)", str(error))
         return _too_many(int(counted[1]), budget) if counted else f"it has more than {budget.most:,} pixels; {_REMEDY}"
-    except Exception as error:  # Pillow's many formats raise anything at all on a damaged file
+    except Exception as error:  # Pillow raises any error on a damaged file
         return f"it is broken: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 @contextmanager
 def _limited(max_pixels: int) -> Iterator[None]:
-    """Pillow's limit as asked for, and silence: what it would warn of is no business of whoever waits."""
-    most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, (max_pixels + 1) // 2  # it raises above twice its limit
+    """Set Pillow's pixel limit, and silence its warnings and log, which do not concern the user."""
+    most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, (max_pixels + 1) // 2  # Pillow raises above twice this
     silent, log = logging.NullHandler(), logging.getLogger("PIL")
     log.addHandler(silent)
     try:
@@ -159,7 +159,7 @@ def _limited(max_pixels: int) -> Iterator[None]:
 def decode_all(
     paths: Sequence[Path], size: tuple[int, int], watch: Watch | None = None, *, max_pixels: int = MAX_PIXELS
 ) -> list[Pixels | str]:
-    """The picture of every file, in order, or why it has none."""
+    """The picture of every file, in order, or the reason why there is none."""
     found: list[Pixels | str] = []
     budget = Budget(max_pixels)
     threads = ThreadPoolExecutor(os.cpu_count() or 1)

@@ -69,7 +69,7 @@ class Digits(CanvasTask):
 
     @cached_property
     def level(self) -> Level:
-        """That of the training canvases' pixels."""
+        """Mean and deviation of the training canvases."""
         free = _CANVAS - _DIGIT
         canvases = F.pad(self._splits["train"][0], (0, free, 0, free))
         return Level(canvases.mean().view(1, 1, 1), canvases.std().view(1, 1, 1), torch.zeros(1, 1, 1))

@@ -1,12 +1,12 @@
-"""The task that a person's data is: `data=` of `relpos.compare`, `--data` of the command.
+"""Find the task for the user's data: `data=` of `relpos.compare`, `--data` of the command.
 
     "digits", "text"                data that comes with the libraries
     a folder                        images, a folder for each class
     a file                          text, read as bytes
     (train, validation, test)       datasets, in Python
-    a `Task`                        itself
+    a `Task`                        the task itself
 
-A folder that is called digits is `./digits`.
+Write `./digits` for a folder named digits.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ KINDS_OF_DATA = {
     "DIR": ImageFolder.summary,
     "FILE": "Your own text, read as bytes.",
 }
-"""What data may be, in words, for a list."""
+"""Descriptions of the accepted data, for a list."""
 _NAMED = 5
-"""Files that a line names."""
+"""How many files a line names."""
 
 
 def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Task:
-    """The task of a person's data.
+    """The task for the user's data.
 
     Args:
-        data: as this file's head lists it.
-        watch: told how many files are read, of how many.
-        images: options of `ImageFolder`, for a folder alone; those that are None or False are not given.
+        data: see the list in this module's docstring.
+        watch: receives how many files are read, of how many.
+        images: options of `ImageFolder`, only for a folder; None and False count as not given.
 
     Raises:
-        ValueError: there is no such data, it cannot be read, or the options are for other data.
+        ValueError: the data do not exist or cannot be read, or the options are for other data.
     """
     given = {name: value for name, value in images.items() if value is not None and value is not False}
     for name in given.keys() & {"image_size", "patch"}:
@@ -78,7 +78,7 @@ def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Tas
 
 
 def notes(task: Task) -> list[str]:
-    """What a person should know of their own data once it is read: a line on it, one on each kind of file left out."""
+    """Notes for users on their own data: one line of description, and one for each kind of file left out."""
     own = task.name == "datasets" or {"images", "text"} & set(task.options)
     found = [task.description] if own else []
     if not isinstance(task, ImageTask):

@@ -1,12 +1,12 @@
-"""A folder of images by class: what is in it, and which image is for what.
+"""A folder of images by class: its files, and the split of each image.
 
-    DIR/{train,val,test}/class/...   val may be valid or validation; a split that has no folder is taken from train
+    DIR/{train,val,test}/class/...   val may be valid or validation; a split without a folder is taken from train
     DIR/class/...                    every split is taken
 
-Images are found at any depth below a class's folder, by the endings that Pillow opens. Taking a split has one rule,
-which depends on nothing but the paths below DIR of the files that can be read. In each class, they are put in the order
-of the SHA-256 of their paths; the first 20% are for test where test has no folder, the next 10% for validation where
-validation has none, at least one image each, and the rest are for training.
+Images are found at any depth below a class's folder, by the endings that Pillow opens. The rule for taking a split
+depends only on the paths below DIR of the readable files. In each class, they are sorted by the SHA-256 of their paths.
+The first 20% are for test if it has no folder, the next 10% for validation if it has none, at least one image each. The
+rest are for training.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from relpos_command.visible import visible
 SPLITS: dict[str, Split] = {
     "train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test",
 }  # fmt: skip
-"""Folder names in small letters, and the split that each is."""
+"""Folder names in lower case, and their splits."""
 SHARES: dict[Split, float] = {"test": 0.2, "validation": 0.1}
-"""What is taken of a class's images where a split has no folder, in the order in which it is taken."""
+"""The share of a class's images that a split without a folder takes, in the order of taking."""
 _LITTER = {"thumbs.db", "desktop.ini", "__macosx"}
-"""What systems leave behind, besides hidden files."""
+"""Files that operating systems create, besides hidden ones."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """An image file: its path below the folder, the class it belongs to, and the split its folder says."""
+    """An image file: its path below the folder, its class, and the split that its folder states."""
 
     path: str
     label: str
@@ -46,9 +46,9 @@ class Listing:
     """The image files of a folder.
 
     Attributes:
-        images: by split, class and name. classes: sorted.
-        taken: the splits that have no folder and are taken from the training images.
-        ignored: files in sight that are no images, by their paths below the folder.
+        images: sorted by split, class and name. classes: sorted.
+        taken: the splits without a folder, which are taken from the training images.
+        ignored: visible files that are no images, as paths below the folder.
     """
 
     images: tuple[Found, ...]
@@ -58,7 +58,7 @@ class Listing:
 
 
 def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Folders and files directly inside, sorted, hidden ones left out."""
+    """Folders and files directly inside, sorted, without hidden ones."""
     try:
         there = list(folder.iterdir())
     except OSError as error:
@@ -68,7 +68,7 @@ def _inside(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Files below a folder, sorted, hidden ones left out. A link to a folder, which may run in a circle, stays one."""
+    """Files below a folder, sorted, without hidden ones. Links to folders are not followed: they may form a cycle."""
     found: list[Path] = []
     left = [folder]
     while left:
@@ -80,7 +80,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _split_folders(folder: Path) -> dict[Split, Path]:
-    """The folders that are splits: none unless `train` is a folder with folders in it."""
+    """The split folders: none unless `train` is a folder that contains folders."""
     folders, _ = _inside(folder)
     named = {path.name.lower(): path for path in folders}
     if len(named) < len(folders) and set(named) & set(SPLITS):
@@ -113,10 +113,10 @@ def _split_folders(folder: Path) -> dict[Split, Path]:
 
 
 def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
-    """What is in a folder of images.
+    """List a folder of images.
 
     Args:
-        endings: of image files, in small letters with their dot.
+        endings: endings of image files, in lower case with the dot.
 
     Raises:
         ValueError: no folder, no images, one class, an empty class, a class that a split lacks.
@@ -190,10 +190,10 @@ def assign(images: Sequence[Found], classes: Sequence[str], taken: Sequence[Spli
     """The images of each split, by the rule above.
 
     Args:
-        images: those that can be read. classes, taken: see `Listing`.
+        images: the readable ones. classes, taken: see `Listing`.
 
     Raises:
-        ValueError: a class has too few.
+        ValueError: a class has too few images.
     """
     splits: dict[Split, list[Found]] = {"train": [], "validation": [], "test": []}
     for label in classes:

@@ -1,7 +1,7 @@
 """A folder of your own images as a task: class folders, any size, channels and file type.
 
-Each picture is scaled and cropped to the canvas less a margin of two patches on every side. The margin has the mean
-colour of the training pictures, so that it is 0 once standardised.
+Each picture is scaled and cropped to the canvas minus a margin of two patches on every side. The margin has the mean
+colour of the training pictures, so that it is 0 after standardisation.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class ImageFolder(CanvasTask):
 
     Args:
         images: the folder.
-        image_size: (rows, columns) that a model sees, the margin included.
+        image_size: (rows, columns) of the model's input, including the margin.
         patch: (rows, columns) of a patch.
         bad_images: "error" names the files that cannot be read; "skip" leaves them out and counts them.
-        max_pixels: an image with more cannot be read; `relpos.data.decode.MAX_PIXELS` where left out.
-        rotate: adds probes with pictures turned by 90, 180 and 270 degrees.
-        watch: told how many files are read, of how many.
+        max_pixels: an image with more cannot be read; by default `relpos.data.decode.MAX_PIXELS`.
+        rotate: adds probes with pictures rotated by 90, 180 and 270 degrees.
+        watch: receives how many files are read, of how many.
 
     Raises:
         ValueError: no folder, a broken image, an empty class, a class that a split lacks, sizes that do not fit.
@@ -60,7 +60,7 @@ class ImageFolder(CanvasTask):
         *,
         max_pixels: int | None = None,
     ) -> None:
-        from relpos.data.decode import MAX_PIXELS, decode_all, endings  # Pillow: only who reads images needs it
+        from relpos.data.decode import MAX_PIXELS, decode_all, endings  # needs Pillow
 
         _require_sizes(image_size, patch)
         require_choice(bad_images, "bad_images", ("error", "skip"))
@@ -102,7 +102,7 @@ class ImageFolder(CanvasTask):
 
     @classmethod
     def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
-        """The task of `options`; where these hold `contents`, the folder must hold the same as then."""
+        """The task of `options`; if they include `contents`, the folder must be unchanged."""
         if "images" not in options or not set(options) <= set(_OPTIONS):
             fail(f"options among {', '.join(_OPTIONS)}, images at least", str(options), "Name the folder.")
         made = {name: value for name, value in options.items() if name != "contents"}
@@ -114,7 +114,7 @@ class ImageFolder(CanvasTask):
         return task
 
     def _keep(self, splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> None:
-        """Pixels and labels of each split; one channel where every picture is grey."""
+        """Keep pixels and labels of each split; one channel if every picture is grey."""
         grey = all((one == one[:, :, :1]).all() for one in pictures.values())
         self.channels = 1 if grey else 3
         self._pixels, self._labels = {}, {}
@@ -150,7 +150,7 @@ class ImageFolder(CanvasTask):
 
 
 def _contents(splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> str:
-    """A fingerprint of what figures depend on: paths, splits and pixels."""
+    """A fingerprint of everything that affects figures: paths, splits and pixels."""
     digest = hashlib.sha256()
     for split, images in splits.items():
         for image in images:
@@ -184,12 +184,12 @@ def _refuse(folder: Path, broken: Sequence[dict[str, str]]) -> None:
 
 
 def _level(pixels: Num[Tensor, "n C height width"]) -> Level:
-    """Mean and deviation of the training pictures; their mean is the background."""
+    """Mean and deviation of the training pictures; the background is their mean."""
     count = pixels[:, 0].numel()
     parts = [part.double() for part in pixels.split(256)]
     mean = torch.stack([part.sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
     square = torch.stack([part.square().sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
     deviation = (square - mean.square()).clamp(min=0).sqrt()
-    deviation = torch.where(deviation < 1e-3, 1.0, deviation)  # pictures of one colour stay as they are
+    deviation = torch.where(deviation < 1e-3, 1.0, deviation)  # pictures of one colour are not scaled
     mean, deviation = mean.float().view(-1, 1, 1), deviation.float().view(-1, 1, 1)
     return Level(mean, deviation, background=mean)

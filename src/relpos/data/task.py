@@ -1,7 +1,7 @@
-"""What a task is: data to train on, and probes that ask how a trained model stands up to change.
+"""Tasks: training data, and probes that test how a trained model handles changed inputs.
 
-A probe scores the same units of test data (images, blocks of text) under one condition each, so that outcomes can be
-paired, unit by unit, between mechanisms, seeds and probes.
+Each probe scores the same units of test data (images, blocks of text) under one condition, so that outcomes are paired,
+unit by unit, between mechanisms, seeds and probes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from relpos.core.checks import fail
 Split = Literal["train", "validation", "test"]
 TaskKind = Literal["images", "text", "other"]
 Watch = Callable[[int, int], None]
-"""Told how much is done, of how much, while a task is made."""
+"""A callback for progress while a task is made: how much is done, of how much."""
 
 FIRST = ("none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d")
-"""The mechanisms that a comparison on images takes where none are named: a kind each."""
+"""The default mechanisms of a comparison on images: one of each kind."""
 STANDARD = (
     "none", "learned", "sinusoidal_2d", "relative_1d", "relative_2d", "t5", "alibi", "rotary_1d", "rotary_2d",
     "learned+relative_2d", "rotary_2d+relative_2d",
@@ -34,13 +34,13 @@ STANDARD = (
 
 @dataclass(frozen=True)
 class Probe(ABC):
-    """One question to a trained model.
+    """One test of a trained model.
 
     Attributes:
         id: "test", "shift/1", "canvas/20/anywhere", "rotation/90", "length/512".
         group: probes of a group make one curve.
         label: a few words for a table.
-        variant: what tells the curves of a group apart, or None.
+        variant: distinguishes several curves of a group, or None.
         x: the number on the horizontal axis.
         description: one sentence.
     """
@@ -55,16 +55,16 @@ class Probe(ABC):
     @property
     @abstractmethod
     def size(self) -> Any:
-        """What `grow` of a model takes: an image size, or a length."""
+        """The argument for a model's `grow`: an image size, or a length."""
 
     def describe(self) -> results.ProbeRecord:
-        """The probe as `results.json` has it."""
+        """The probe for `results.json`."""
         return results.ProbeRecord(**asdict(self))
 
 
 @dataclass(frozen=True)
 class ImageProbe(Probe):
-    """A question about images.
+    """A test on images.
 
     Attributes:
         image_size: (rows, columns).
@@ -85,15 +85,15 @@ class ImageProbe(Probe):
 class Task(ABC):
     """A data set with its probes.
 
-    A task travels to other processes by `pickle`, with its data.
+    A task is sent to other processes by `pickle`, with its data.
 
     Attributes:
-        name: what the command line calls it. summary: one sentence for a list of tasks.
-        kind: what it is made of. measure: what a probe gives, a key of `results.json`.
-        positions: the mechanisms that a comparison takes when none are named. standard: a wider choice, of known ones.
-        title, description: what the page calls it.
+        name: its name on the command line. summary: one sentence for a list of tasks.
+        kind: "images", "text" or "other". measure: the metric of a probe, a key of `results.json`.
+        positions: the default mechanisms of a comparison. standard: a wider choice of well-known ones.
+        title, description: its texts on the page.
         options: plain values that, with the name, rebuild the task.
-        grid: tokens along each axis that a model is trained at.
+        grid: training tokens along each axis.
     """
 
     name: ClassVar[str]
@@ -108,7 +108,7 @@ class Task(ABC):
 
     @classmethod
     def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
-        """The task that `options` describes; a task without options takes none."""
+        """The task that `options` describes; a task without options accepts none."""
         if options:
             fail(f"no options for the task {cls.name}", ", ".join(options), "Leave them out.")
         return cls()
@@ -121,12 +121,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def size(self) -> int | tuple[int, int]:
-        """What a model is built for, in the units of its `grow`."""
+        """The size that a model is built for, as an argument of its `grow`."""
 
     @property
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """How much there is for "train", "validation" and "test"."""
+        """The amount of data for "train", "validation" and "test"."""
 
     @property
     @abstractmethod
@@ -137,22 +137,22 @@ class Task(ABC):
     def batches(
         self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]]:
-        """Training batches without end, inputs and the classes to predict, the same for the same seed.
+        """Endless training batches of inputs and the classes to predict, the same for the same seed.
 
         Args:
-            start: how many of them to pass over.
+            start: how many batches to skip.
         """
 
     @abstractmethod
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Shaped[Tensor, "B ..."], Int[Tensor, "B ..."]]:
-        """A batch of so many tokens that means nothing, to time a step by."""
+        """A batch of arbitrary content with a grid of tokens, to time a step."""
 
     @abstractmethod
     def once(self, split: Split, batch_size: int) -> Iterator[Any]:
-        """All of a split, each unit once and in its order, in batches as in training."""
+        """A whole split, each unit once and in order, in batches as in training."""
 
     def describe(self) -> results.TaskRecord:
-        """The task as `results.json` has it."""
+        """The task for `results.json`."""
         return results.TaskRecord(
             name=self.name,
             title=self.title,
@@ -167,9 +167,9 @@ class ImageTask(Task):
     """Images of any size, number of channels and classes.
 
     Attributes:
-        classes: labels in words. channels: of an image.
-        image_size, patch_size: (rows, columns) a model is trained at.
-        skipped: files left out because they are broken, each `{"path", "reason"}`. ignored: files that are no images.
+        classes: names of the labels. channels: channels of an image.
+        image_size, patch_size: (rows, columns) in training.
+        skipped: broken files that were left out, each `{"path", "reason"}`. ignored: files that are no images.
     """
 
     kind: ClassVar[TaskKind] = "images"
@@ -204,7 +204,7 @@ class ImageTask(Task):
     def batches(
         self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
-        """Training batches without end, the same for the same seed."""
+        """Endless training batches, the same for the same seed."""
 
     @abstractmethod
     def examples(
@@ -213,7 +213,7 @@ class ImageTask(Task):
         """The images of a probe in all their placements, and their labels; the same on every call.
 
         Args:
-            chosen: which images of the split; large ones do not fit into memory all at once.
+            chosen: which images of the split; all large images at once may not fit into memory.
         """
 
     def once(

@@ -1,8 +1,8 @@
-"""Text as bytes: a language model reads so many, and is then asked about longer stretches than it was trained on.
+"""Text as bytes: a language model is trained on one length, then tested on longer inputs.
 
-The bytes to predict are the same under every probe. A test split is cut into blocks of the longest length; each block
-is read in pieces of the probe's length, every piece on its own, and its bits per byte are the mean over all its bytes.
-A model that extrapolates to longer inputs needs fewer bits there, since it sees more of what came before.
+Every probe predicts the same bytes. A test split is cut into blocks of the longest length. Each block is read in
+independent pieces of the probe's length, and its bits per byte are the mean over all its bytes. A model that
+extrapolates to longer inputs needs fewer bits there, because it sees more context.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from relpos.data.task import Probe, Split, Task, TaskKind, Watch
 from relpos.files.reading import FileError, fail_to_read, read_file, require_utf8
 
 LENGTHS = (256, 512, 1024, 2048)
-"""Bytes of an input: the first is trained, all are tested."""
+"""Bytes of an input: training uses the first, tests use all."""
 VOCABULARY = 256
 BLOCKS_AT_LEAST = 2
-"""Blocks of test text: of a single one nobody can say how much blocks vary."""
+"""Minimum number of test blocks: one block does not show the variance between blocks."""
 BYTES_AT_MOST = 2**30
-"""Of a file: training takes nine times as many of memory, in each of its processes."""
+"""The largest file: training needs nine times its size in memory, in each process."""
 SHARES = {"validation": 0.05, "test": 0.08}
 _REPEATED = 40
-"""A paragraph of at least so many characters that has come before is left out."""
+"""A repeated paragraph of at least this many characters is left out."""
 
 FIRST_ON_TEXT = ("none", "learned", "t5", "alibi", "rotary_1d", "kerple_log")
-"""The mechanisms that a comparison on text takes where none are named: a kind each."""
+"""The default mechanisms of a comparison on text: one of each kind."""
 STANDARD_ON_TEXT = (
     "none", "learned", "sinusoidal_1d", "relative_1d", "t5", "alibi", "kerple_log", "kerple_power", "sandwich",
     "rotary_1d+t5", "rotary_1d", "xpos",
 )  # fmt: skip
-"""A wider choice, of known mechanisms."""
+"""A wider choice of well-known mechanisms."""
 
 
 @dataclass(frozen=True)
 class TextProbe(Probe):
-    """A question about text.
+    """A test on text.
 
     Attributes:
-        length: bytes that a model reads at once.
+        length: bytes of one input.
     """
 
     length: int
@@ -63,9 +63,9 @@ class TextProbe(Probe):
 class Text(Task):
     """A text as bytes: Python's own documentation of its language, or a file of yours.
 
-    Without a file it is `pydoc_data.topics`, which every Python carries: about 465 kB of English in 79 topics, less the
-    paragraphs that several topics share, which would stand in training and test alike. Whole topics go to a split. A
-    file is cut in three, the last twelfth for the test and a twentieth before it for validation.
+    Without a file it is `pydoc_data.topics`, part of every Python: about 465 kB of English in 79 topics. Paragraphs
+    shared by several topics are kept once, as they would be in both training and test. Each topic goes to one split. A
+    file is cut in three: the last 8% for the test, the 5% before it for validation.
 
     Args:
         text: the file, or None.
@@ -153,7 +153,7 @@ class Text(Task):
     def batches(
         self, batch_size: int, seed: int, *, start: int = 0
     ) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
-        """Stretches of the training text from anywhere, and for every byte the one that follows."""
+        """Random pieces of the training text, and for every byte the next one."""
         data = self.stream("train")
         places = torch.arange(self.length + 1)
         generator = torch.Generator().manual_seed(seed)
@@ -165,7 +165,7 @@ class Text(Task):
             yield stretch[:, :-1], stretch[:, 1:]
 
     def blocks(self, split: Split) -> tuple[Int[Tensor, "n N"], Int[Tensor, "n N"]]:
-        """The split in blocks of the longest length, and for every byte the one that follows. A rest is left out."""
+        """The split in blocks of the longest length, and for every byte the next one. The remainder is left out."""
         data, longest = self.stream(split), LENGTHS[-1]
         count = (len(data) - 1) // longest
         return data[: count * longest].view(count, longest), data[1 : count * longest + 1].view(count, longest)
@@ -184,7 +184,7 @@ class Text(Task):
 
 
 def _topics() -> dict[str, bytes]:
-    """Python's topics, whole ones to a split, in an order that a seed decides."""
+    """Python's topics, each in one split, in a seeded random order."""
     from pydoc_data.topics import topics
 
     names = sorted(topics)
@@ -209,7 +209,7 @@ def _topics() -> dict[str, bytes]:
 
 
 def _file(path: Path) -> dict[str, bytes]:
-    """A file in three pieces, in their order."""
+    """The three consecutive pieces of a file."""
     expected = "a file of text"
     require_utf8(path, "a file")
     if not path.exists():

@@ -1,1 +1,1 @@
-"""Files: read with suspicion (`reading`), written whole or not at all (`writing`)."""
+"""Files: read as untrusted input (`reading`), written completely or not at all (`writing`)."""

@@ -1,4 +1,4 @@
-"""A folder whose manifest names every file in it, with size and SHA-256: damage is found before anything is used.
+"""A folder with a manifest of all its files, with size and SHA-256: damage is found before any file is used.
 
 manifest.json   {"format": ..., "files": {"model.safetensors": {"size": 1024, "sha256": "9f86d0..."}, ...}, ...}
 """
@@ -20,10 +20,10 @@ _PIECE = 4 * MIB
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
-    """Write the manifest of the files in a folder, and have their names on the disk.
+    """Write the manifest of the files in a folder, and sync the folder to the disk.
 
     Args:
-        about: what else the manifest says.
+        about: more entries for the manifest.
 
     Raises:
         WriteError: it cannot be written.
@@ -34,9 +34,9 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the names of a folder's files on the disk, where its system can."""
+    """Sync a folder's file names to the disk, if the system supports it."""
     if os.name == "nt":
-        return  # a folder cannot be opened there
+        return  # Windows cannot open a folder
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -45,7 +45,7 @@ def sync(folder: Path) -> None:
 
 
 def fault_of(folder: Path) -> str | None:
-    """Why the files of a folder are not those that its manifest names, or None where they are."""
+    """Why the files of a folder differ from its manifest, or None if they agree."""
     try:
         listed = _listed(folder)
         for name, wanted in listed.items():
@@ -53,7 +53,7 @@ def fault_of(folder: Path) -> str | None:
         more = sorted(
             path.name
             for path in folder.iterdir()
-            if path.name not in listed and path.name != MANIFEST and not path.name.startswith(".")  # of some system
+            if path.name not in listed and path.name != MANIFEST and not path.name.startswith(".")  # system files
         )
     except (FileError, OSError) as error:
         return str(error)
@@ -61,13 +61,13 @@ def fault_of(folder: Path) -> str | None:
 
 
 def require_sound(path: Path, remedy: str) -> None:
-    """Raise unless a file is the one that the manifest beside it names; where there is none of ours, all is well."""
+    """Raise if a file differs from the manifest beside it; without a manifest of relpos, do nothing."""
     if not (path.parent / MANIFEST).exists():
         return
     try:
         tree = read_json(path.parent / MANIFEST, _AT_MOST)
         if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
-            return  # another program's
+            return  # of another program
         listed = _listed(path.parent)
         if path.name not in listed:
             raise FileError(f"the {MANIFEST} beside it does not name it")

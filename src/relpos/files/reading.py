@@ -1,8 +1,8 @@
-"""Files that others wrote: regular ones alone, no larger than expected, and JSON that is JSON.
+"""Read untrusted files: only regular ones, no larger than expected, and only valid JSON.
 
-A pipe or a device would hang or never end, a sparse file of any size costs nothing to make, and `json` takes `NaN` and
-a thousand brackets. Each is met with a `FileError` whose message says what the file is, to be put behind its name:
-"it is a named pipe". Who reads says what was expected and what to do.
+A pipe or a device would hang or never end, a sparse file can claim any size, and `json` accepts `NaN` and a thousand
+brackets. Each raises a `FileError`, whose message says what the file is and follows its name: "it is a named pipe". The
+caller adds what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relpos_command.visible import visible
 
 MIB = 2**20
 DEEPEST = 100
-"""Lists and objects inside one another, at most."""
+"""The deepest allowed nesting of lists and objects."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -36,13 +36,13 @@ class FileError(ValueError):
 
 
 def open_file(path: Path, at_most: int, remedy: str = "") -> io.BufferedReader:
-    """A regular file, opened to be read.
+    """Open a regular file for reading.
 
     Args:
-        at_most: bytes that it may have. remedy: what helps where it has more, put behind a semicolon.
+        at_most: the most bytes allowed. remedy: advice if the file is larger, which follows a semicolon.
 
     Raises:
-        FileError: it is something else, larger, or may not be read.
+        FileError: it is something else, larger, or not readable.
     """
     try:
         status = path.stat()
@@ -57,10 +57,10 @@ def open_file(path: Path, at_most: int, remedy: str = "") -> io.BufferedReader:
 
 
 def read_file(path: Path, at_most: int) -> bytes:
-    """The bytes of a regular file, as many as it says it has; errors as `open_file` has them."""
+    """The bytes of a regular file, as many as its size states; errors as in `open_file`."""
     with open_file(path, at_most) as file:
         try:
-            return file.read(os.fstat(file.fileno()).st_size)  # some under /proc say none, and reading them waits
+            return file.read(os.fstat(file.fileno()).st_size)  # some in /proc state 0, and reading them blocks
         except OSError as error:
             raise FileError(f"it cannot be read: {error.strerror}") from None
 
@@ -83,31 +83,31 @@ def _require_shallow(tree: Any) -> None:
 
 
 def parse_json(text: bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
-        FileError: it is no JSON, has a NaN or an infinity, or is nested absurdly.
+        FileError: it is no JSON, has a NaN or an infinity, or is nested more than `DEEPEST` deep.
     """
     try:
         tree = json.loads(text.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
         _require_shallow(tree)
     except RecursionError:
         raise FileError(f"it is no JSON that can be read (its brackets are more than {DEEPEST} deep)") from None
-    except ValueError as error:  # of the JSON, of its UTF-8, of a number of thousands of digits
+    except ValueError as error:  # from JSON, UTF-8, or a number with thousands of digits
         raise FileError(f"it is no JSON that can be read ({error})") from None
     return tree
 
 
 def read_json(path: Path, at_most: int) -> Any:
-    """What a JSON file says; errors as `read_file` and `parse_json` have them."""
+    """The value in a JSON file; errors as in `read_file` and `parse_json`."""
     return parse_json(read_file(path, at_most))
 
 
 def path_of(x: object, what: str) -> Path:
-    """The path that somebody gave, whether there is something or not. `what` has its article.
+    """The given path; it need not exist. `what` includes its article.
 
     Raises:
-        ValueError: it is no path, or one that no system can have.
+        ValueError: it is no path, or not a possible one.
     """
     remedy = "Pass a path as text, or a pathlib.Path."
     given = os.fspath(x) if isinstance(x, str | os.PathLike) else None
@@ -122,7 +122,7 @@ def path_of(x: object, what: str) -> Path:
 
 
 def require_utf8(path: Path, what: str) -> None:
-    """Raise unless a path can stand on a page. `what` has its article."""
+    """Raise unless a path can be encoded for a page. `what` includes its article."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -130,5 +130,5 @@ def require_utf8(path: Path, what: str) -> None:
 
 
 def fail_to_read(expected: str, path: Path, why: object, remedy: str) -> NoReturn:
-    """Raise a `ValueError` that names the file, what is wrong with it, and the remedy."""
+    """Raise a `ValueError` that names the file, its fault, and the remedy."""
     fail(expected, f"{visible(str(path))} ({why})", remedy)

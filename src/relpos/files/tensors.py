@@ -1,4 +1,4 @@
-"""StoredTensors in safetensors files, read one at a time: of a file, a folder, or the shards of an index.
+"""Tensors in safetensors files, read one at a time: from a file, a folder, or the shards of an index.
 
 tensors = open_tensors(folder)
 tensors.shapes               every name and its shape, without a byte of a tensor
@@ -21,7 +21,7 @@ from relpos.files.reading import MIB, FileError, fail_to_read, read_json
 
 ENDING, INDEX = ".safetensors", ".safetensors.index.json"
 OFFSETS = "DCP_SHARDING_INFO"
-"""What in a header says that torch.distributed.checkpoint wrote parts of tensors, and where they begin."""
+"""The header's key if torch.distributed.checkpoint wrote parts of tensors; it holds their offsets."""
 _EXPECTED = "safetensors that can be read"
 _REMEDY = "Pass a .safetensors file, or a folder with one or with shards and their index."
 _INDEX_AT_MOST = 64 * MIB
@@ -29,21 +29,21 @@ _INDEX_AT_MOST = 64 * MIB
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """StoredTensors by name.
+    """Tensors in files, by name.
 
     Attributes:
-        files: name to the file that holds the tensor.
-        shapes: name to its shape, in the order of the files.
+        files: the file of each tensor, by name.
+        shapes: the shape of each tensor, by name, in the order of the files.
     """
 
     files: dict[str, Path]
     shapes: dict[str, tuple[int, ...]]
 
     def read(self, name: str) -> NDArray[np.float64]:
-        """One tensor in float64, whatever it is stored in."""
+        """One tensor in float64, whatever its stored dtype."""
         path = self.files[name]
         try:
-            with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
+            with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
                 values: NDArray[np.float64] = file.get_tensor(name).double().numpy()
         except (SafetensorError, OSError) as error:
             fail_to_read(_EXPECTED, path, " ".join(str(error).split()), _REMEDY)
@@ -54,7 +54,7 @@ def open_tensors(path: Path) -> StoredTensors:
     """The tensors of a file, a folder or an index; only headers are read.
 
     Raises:
-        ValueError: there are none, several files without an index, or damaged ones.
+        ValueError: there is no file, several without an index, or a damaged one.
     """
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -85,7 +85,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index names, which lie beside it."""
+    """The files that an index names, in its folder."""
     expected = "an index of shards"
     try:
         tree: Any = read_json(index, _INDEX_AT_MOST)

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and one line that says why where they cannot be written.
+"""Write files completely or not at all; if that fails, one line says why.
 
-A file is written beside its place, under a name that no other writer has, synchronised, and moved there. So whoever
-reads it, at any moment, and however many processes write it, finds the old one or a new one.
+A file is written to the same folder under a unique name, synced, and renamed. So readers always find the old or a new
+file, at any moment, and however many processes write it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from relpos_command.visible import visible
 
 PART = ".relpos-"
-"""How the name of a file begins that is not whole yet; it ends in .part."""
+"""The prefix of an unfinished file's name, which ends in .part."""
 _OLD = 3600.0
-"""Seconds after which such a file belongs to no writer any more."""
+"""Seconds after which an unfinished file counts as abandoned."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class WriteError(OSError):
-    """A file cannot be written; the message names it, why, and what it needs."""
+    """A file cannot be written; the message says which, why, and what it needs."""
 
     def __init__(self, message: str, number: int | None) -> None:
         super().__init__(visible(message))
@@ -41,15 +41,15 @@ class WriteError(OSError):
 
 
 class UnwritableError(WriteError):
-    """Nothing can be written in a folder, found before anything was."""
+    """A folder is not writable, found before anything was written."""
 
 
 @contextlib.contextmanager
 def named(path: Path, size: int | None = None) -> Iterator[None]:
-    """While a file is written: whatever keeps it from the disk is a `WriteError` that names it.
+    """While a file is written, turn an `OSError` into a `WriteError` that names the file.
 
     Args:
-        size: bytes that it needs, where that is known.
+        size: bytes that it needs, if known.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def named(path: Path, size: int | None = None) -> Iterator[None]:
 def _of_full_disk(path: Path, why: str, size: int | None) -> str:
     try:
         free = shutil.disk_usage(path.parent).free
-    except OSError:  # the folder is gone, or its system
+    except OSError:  # the folder or its file system is gone
         size = None
     if size is None:
         return f"expected to write {path}; got {why}. Free some space."
@@ -77,28 +77,28 @@ def _of_full_disk(path: Path, why: str, size: int | None) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder to write in, and those above it, where they are not there.
+    """Create a folder and its missing parents.
 
     Raises:
-        UnwritableError: it cannot be made.
+        UnwritableError: it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RecursionError) as error:  # RecursionError: more folders in one another than Python goes down
+    except (OSError, RecursionError) as error:  # RecursionError: too many nested folders for Python
         why = (error.strerror if isinstance(error, OSError) else None) or "too many folders in one another"
         message = f"expected a folder that can be made; got {folder}: {why}. Choose another."
         raise UnwritableError(message, getattr(error, "errno", None)) from error
 
 
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
-    """Write a file so that at every moment the old or the new one is there, whole.
+    """Write a file so that at every moment either the old or the new one exists completely.
 
     Args:
-        new: do not replace a file that is there, nor one that someone else puts there meanwhile.
+        new: do not replace an existing file, even if another process creates it meanwhile.
 
     Raises:
         WriteError: it cannot be written; nothing has changed.
-        FileExistsError: it is there and was to be new.
+        FileExistsError: it exists although `new` is set.
     """
     data = content.encode() if isinstance(content, str) else content
     beside = _beside(path.parent)
@@ -115,11 +115,11 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
 
 
 def write_json(path: Path, tree: Any, *, indent: int | None = None, new: bool = False) -> None:
-    """Write plain values as JSON; else as `write_whole`.
+    """Write plain values as JSON, in the way of `write_whole`.
 
     Raises:
-        ArithmeticError: a number is nan or inf, which JSON has not.
-        WriteError, FileExistsError: as there.
+        ArithmeticError: a number is nan or inf, which JSON does not support.
+        WriteError, FileExistsError: as in `write_whole`.
     """
     text = as_json(path, tree, indent=indent)
     write_whole(path, text + "\n", new=new)
@@ -129,7 +129,7 @@ def as_json(path: Path, tree: Any, *, indent: int | None = None) -> str:
     """Plain values as the JSON text of a file.
 
     Raises:
-        ArithmeticError: a number is nan or inf, which JSON has not.
+        ArithmeticError: a number is nan or inf, which JSON does not support.
     """
     try:
         return json.dumps(tree, allow_nan=False, indent=indent, separators=None if indent else (",", ":"))
@@ -140,7 +140,7 @@ def as_json(path: Path, tree: Any, *, indent: int | None = None) -> str:
 def require_writable(folder: Path, *, size: int = 0) -> None:
     """Raise an `UnwritableError` unless files of `size` bytes can be written in a folder.
 
-    All stays as it was: a folder that is not there is made to see that it can be, and removed.
+    It leaves no trace: a missing folder is created as a test, then removed.
     """
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     beside = _beside(folder)
@@ -155,7 +155,7 @@ def require_writable(folder: Path, *, size: int = 0) -> None:
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
-            for one in missing:  # the deepest first
+            for one in missing:  # deepest first
                 with contextlib.suppress(OSError):
                     one.rmdir()
     except OSError as error:
@@ -170,12 +170,12 @@ def require_writable(folder: Path, *, size: int = 0) -> None:
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file is one that some writer has not finished."""
+    """Whether a file is an unfinished one of some writer."""
     return path.name.startswith(PART) and path.suffix == ".part"
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder."""
+    """Remove files that killed writers left in a folder."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             if is_part(path) and time.time() - path.stat().st_mtime > _OLD:
@@ -183,7 +183,7 @@ def sweep(folder: Path) -> None:
 
 
 def _beside(folder: Path) -> Path:
-    """A name that no other writer has, chosen before the file is there, so that an interruption leaves none."""
+    """A unique name, chosen before the file exists, so that an interruption leaves no file."""
     return folder / f"{PART}{secrets.token_hex(8)}.part"
 
 
@@ -195,7 +195,7 @@ def _place(beside: Path, path: Path, *, new: bool) -> None:
         os.link(beside, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no links
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         os.replace(beside, path)

@@ -1,6 +1,6 @@
-"""The report of a comparison: `results.json` in; advice, a table, a page and pictures out.
+"""The report of a comparison: reads `results.json`; makes advice, a table, a page and pictures.
 
-Nothing here knows about models or training: whatever writes the schema of `docs/results.md` can be reported on.
+Nothing here depends on models or training: it reports on any file with the schema of `docs/results.md`.
 """
 
 from relpos.report.advice import Advice, advise, decided

@@ -1,13 +1,13 @@
-"""What the page opens with: at most three lines that a person can act on, then what qualifies them.
+"""The first lines of the page: at most three of advice, then the cautions.
 
     a quick run                                   it works; nothing is ranked
     one seed                                      undecided: run with --seeds 3; who is ahead so far
     nothing above chance                          train longer
-    none is tied with the best                    position does not matter here, or more must be tested to know
-    someone is tied with the best everywhere      take it
-    else                                          one to take if objects move (inputs grow), one if they do not
+    `none` is tied with the best                  position does not matter here, or more tests are needed to know
+    one is tied with the best everywhere          choose it
+    else                                          one choice if objects move (inputs grow), one if they do not
 
-The last lines name who costs least among those tied with the best, and whether rankings flip under shift.
+The last lines name the cheapest of those tied with the best, and say whether rankings flip under shift.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from relpos.results import Results
 
 NAMED_AT_MOST = 3
 AS_FAST = 1.05
-"""Up to this multiple of another time, timings do not tell the two apart."""
+"""Up to this ratio, two times count as equal."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`lines` open the page, `named` are the mechanisms in them, `cautions` stand below, `notes` beside the table."""
+    """`lines` start the page, `named` are the mechanisms in them, `cautions` follow, `notes` accompany the table."""
 
     lines: tuple[str, ...]
     named: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ def advise(results: Results) -> Advice:
 
 
 def decided(results: Results) -> str | None:
-    """The name of what is better on the plain test than all others; None while nothing is.
+    """The name of the one that is better than all others on the plain test; None while undecided.
 
-    Undecided are a quick run, one seed, what no other was measured beside, a tie, and what does not beat chance.
+    Undecided: a quick run, one seed, only one measured, a tie, or nothing better than chance.
     """
     test = stand(results, results.task.probes[0])
     if results.settings.quick or test is None or len(test.entries) < 2 or not test.best.reached.covers_seeds:
@@ -102,16 +102,16 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
 
 
 def _no_matter(boards: list[Standings]) -> list[str]:
-    """None is tied with the best everywhere: either there is little to gain, or too little was tested to see it."""
+    """`none` is tied with the best everywhere: either the gain is small, or too few tests were made to see it."""
     measure, where = boards[0].measure, listed([place(board.probe) for board in boards])
     most = 0.0
     for board in boards:
         own = board.of("none")
         if own is not None and own.behind is not None:
             most = max(most, own.behind.high)
-        else:  # none is the best itself: what others may still be ahead by
+        else:  # `none` is the best: the most that others may be ahead
             most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
-    most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may be wider than all there is
+    most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may exceed 1
     if most <= 2 * measure.little:
         return [
             f"Position does not matter on these data: every mechanism is tied with none {where}.",
@@ -166,7 +166,7 @@ def _best(board: Standings) -> str:
 
 
 def _ahead(board: Standings) -> str:
-    """Who is ahead after one seed, or who are tied."""
+    """The one that is ahead after one seed, or those tied."""
     figure, tied = board.measure.figure(board.best.reached.mean), board.tied
     if len(tied) > 1:
         return f"{listed(tied, NAMED_AT_MOST)} are tied {place(board.probe)} (up to {figure})"
@@ -178,20 +178,20 @@ def _name(standing: Standing, board: Standings) -> str:
 
 
 def cost_tokens(results: Results) -> int | None:
-    """The largest number of tokens at which everything was timed that was timed at all: that of every sentence and
-    picture about cost, so that they agree."""
+    """The largest number of tokens at which every timed mechanism was timed. All sentences and pictures about cost use
+    it, so that they agree."""
     timed = {size: {name for name in results.names if step_cost(results, name, size)} for size in results.token_counts}
     every = set().union(*timed.values())
     return max((tokens for tokens, names in timed.items() if every and names == every), default=None)
 
 
 def first_of(results: Results) -> str:
-    """What times are multiples of."""
+    """The name of the one that times are relative to."""
     return "none" if results.settings.what == "position" else results.names[0]
 
 
 def step_cost(results: Results, name: str, tokens: int) -> float | None:
-    """Time of a step: as a multiple of the first's where that was timed, else milliseconds."""
+    """Time of a step: relative to that of `first_of` if it was timed, else in milliseconds."""
     entry = results.cost(name, tokens)
     if entry is None or entry.step_ms is None:
         return None
@@ -199,7 +199,7 @@ def step_cost(results: Results, name: str, tokens: int) -> float | None:
 
 
 def relative(results: Results) -> bool:
-    """Whether steps were timed beside a first, so that ratios can be shown, which travel between machines better."""
+    """Whether ratios to `first_of` exist; they differ less between machines than times do."""
     return any(entry.ratio is not None for entry in results.costs)
 
 
@@ -219,7 +219,7 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _apart(results: Results, name: str, others: Sequence[str]) -> bool:
-    """Whether a step takes less time than with any of the others, beyond the quartiles of both."""
+    """Whether a step with `name` is faster than with any other: its upper quartile is below their lower ones."""
     tokens = cost_tokens(results)
     costs = {other: results.cost(other, tokens) for other in others} if tokens is not None else {}
     times = {other: cost.step_ms for other, cost in costs.items() if cost is not None and cost.step_ms is not None}
@@ -227,7 +227,7 @@ def _apart(results: Results, name: str, others: Sequence[str]) -> bool:
 
 
 def _flips(test: Standings | None, away: Standings | None) -> list[str]:
-    """Who is tied with the best on the plain test, or ahead of what is best away, and falls furthest behind there."""
+    """A sentence on a flip: one tied with the best on the plain test falls furthest behind under shift or length."""
     if test is None or away is None or not (test.beats_chance and away.beats_chance):
         return []
     if not away.best.reached.covers_seeds:
@@ -252,12 +252,12 @@ def _flips(test: Standings | None, away: Standings | None) -> list[str]:
 
 
 def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
-    """Whether the first reached at least as much as the second."""
+    """Whether the first is at least as good as the second."""
     return measure.rank(first.reached.mean) <= measure.rank(second.reached.mean)
 
 
 def _plain_rate(results: Results) -> list[str]:
-    """What differs without the recipe's position learning rate, beyond the interval."""
+    """Differences beyond the interval without the recipe's position learning rate."""
     measure, times = measure_of(results), results.settings.recipe.position_learning_rate_multiplier
     found = []
     for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:

@@ -1,4 +1,4 @@
-"""The command that asks for a comparison, and how to cite it."""
+"""The command that repeats a comparison, and its citation."""
 
 import json
 import re
@@ -10,19 +10,19 @@ from relpos.results import Results, SettingsRecord
 from relpos_command.visible import visible
 
 YEAR = 2026
-"""Of this version of relpos."""
+"""The year of this version of relpos."""
 IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "rotate", "max_pixels")
-"""What of `settings.task_options` the command takes; the rest, such as a fingerprint of the images, only describes."""
+"""The `settings.task_options` that are options of the command; others, such as a fingerprint, only describe."""
 
 
 _OPTION = {"batch_size": "--batch-size", "learning_rate": "--lr"}
-"""Fields of a recipe that have an option of their own."""
+"""Recipe fields with their own option."""
 
 
 def command_line(results: Results) -> str:
-    """The command that asks for this comparison; only the folder for the results is the reader's own.
+    """The command that repeats this comparison; only the results' folder is left to the reader.
 
-    Where functions or datasets were handed over in Python, the call of `relpos.compare` instead.
+    If functions or datasets were passed in Python, it is the call of `relpos.compare` instead.
     """
     settings = results.settings
     own = {name: held for name in _FUNCTIONS if (held := as_given(settings, name)) is not None}
@@ -45,23 +45,23 @@ def command_line(results: Results) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word as a shell takes it; one with characters that cannot be seen as bash and zsh do, which read escapes."""
+    """Quote a word for a shell; invisible characters become escapes, which bash and zsh read."""
     if visible(word) == word:
         return shlex.quote(word)
     return "$'" + visible(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 _BUILT_IN = ("digits", "text")
-"""Names that `--data` does not take for files."""
+"""Names that `--data` does not read as paths."""
 _FUNCTIONS = ("model", "step", "evaluate")
 _TOLD_APART = re.compile(r"(, (timm|transformers) [^, ]+)?(, sha256 [0-9a-f]{12}(, .*)?)?", re.DOTALL)
-"""What follows a function's name where it is described: a library's version, a fingerprint, a number that is drawn."""
+"""The text after a function's name in its description: a library's version, a fingerprint, a random number."""
 
 
 def as_given(settings: SettingsRecord, name: str) -> str | None:
-    """The `model`, `step` or `evaluate` of a comparison as it was typed; else its name, or None where there is none.
+    """The `model`, `step` or `evaluate` of a comparison as the user typed it; else its name; None if it has none.
 
-    Results of an earlier relpos have the name alone, without the folder of a file.
+    Results of older versions have only the name, without the file's folder.
     """
     held: str | None = getattr(settings, name)
     if held is None or name in settings.given:
@@ -71,7 +71,7 @@ def as_given(settings: SettingsRecord, name: str) -> str | None:
 
 
 def _is_typed(held: str) -> bool:
-    """Whether the command takes it: FILE.py:NAME, or a model by name."""
+    """Whether the command accepts it: FILE.py:NAME, or a model's name."""
     return held == "swin" or ".py:" in held or held.startswith(("timm:", "hf:"))
 
 
@@ -80,7 +80,7 @@ def _typed(value: Any) -> str:
 
 
 def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
-    """The call in Python; functions and datasets stand there by name, and are the reader's own."""
+    """The call in Python; the reader must define the functions and datasets that it names."""
     data = "(train, validation, test)" if settings.task == "datasets" else repr(_data(settings))
     given = {**{name: repr(held) if _is_typed(held) else held for name, held in own.items()}, "data": data}
     if "evaluate" in own:
@@ -98,14 +98,14 @@ def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
 
 
 def _data(settings: SettingsRecord) -> str:
-    """What `--data` takes: a folder, a file, or the name of data that come with the libraries."""
+    """The value of `--data`: a folder, a file, or the name of data that come with the libraries."""
     own = settings.task_options
     data = own.get("images", own.get("text"))
     return settings.task if data is None else f"./{data}" if data in _BUILT_IN else str(data)
 
 
 def _image_options(options: Mapping[str, Any]) -> list[str]:
-    """`{"image_size": [64, 96], "rotate": True}` as `--image-size 64x96 --rotate`; what has no option is left out."""
+    """`{"image_size": [64, 96], "rotate": True}` as `--image-size 64x96 --rotate`; others are left out."""
     words: list[str] = []
     for name in IMAGE_OPTIONS:
         value, flag = options.get(name), f"--{name.replace('_', '-')}"
@@ -120,7 +120,7 @@ def _image_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def citation(results: Results) -> str:
-    """One line that says which program, which comparison, and where it ran."""
+    """One line: the program, the comparison, and the machine."""
     settings, environment = results.settings, results.environment
     return (
         f"relpos {environment.relpos}, comparison of {', '.join(results.names)} on {results.task.title} "
@@ -130,7 +130,7 @@ def citation(results: Results) -> str:
 
 
 def bibtex(results: Results) -> str:
-    """relpos as BibTeX has it."""
+    """relpos's BibTeX entry."""
     return (
         "@software{relpos,\n"
         "  author  = {{relpos developers}},\n"

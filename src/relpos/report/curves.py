@@ -1,7 +1,7 @@
-"""The charts of the page: what is measured over cost, shift, canvas, length, position and training.
+"""The charts of the page: figures over cost, shift, canvas, length, position and training.
 
-Every mechanism is one line, by its best rule, and at most eight are drawn at once: those that the advice names, none,
-and the best of that very chart.
+Every mechanism is one line, by its best rule. A chart draws at most eight: those named in the advice, `none`, and the
+best of this chart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ AT_MOST = 8
 
 
 def overview(results: Results, advice: Advice) -> list[Chart]:
-    """What is reached against what a training step costs: farthest from training, and on the plain test."""
+    """Figures against the cost of a training step: on the probe farthest from training, and on the plain test."""
     shown: dict[str, dict[str, list[Point]]] = {}
     for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
         lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
@@ -103,7 +103,7 @@ def _by_place(results: Results, advice: Advice) -> Chart | None:
 
 
 def _training(results: Results, advice: Advice) -> Chart | None:
-    """What is validated while training, the mean of the seeds."""
+    """Validation during training, averaged over seeds."""
     lines = {}
     for name in results.names:
         by_seed = [run.curve for run in results.runs(name) if run.curve.validation]
@@ -134,7 +134,7 @@ def _chart(
 
 
 def _front(results: Results, lines: Mapping[str, Sequence[Point]], advice: Advice) -> list[str]:
-    """Who is drawn, best at the end of its line first; in a quick run, as asked for."""
+    """The mechanisms to draw, sorted by the last point of their lines, best first; in a quick run, as requested."""
     measure = measure_of(results)
     ranked = sorted(lines, key=lambda name: measure.rank(lines[name][-1].mean))
     if results.settings.quick:

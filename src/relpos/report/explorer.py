@@ -1,6 +1,6 @@
-"""The explorer: a page on which to choose a mechanism, its tokens and a query, and see what it does to attention.
+"""The explorer: a page to choose a mechanism, its tokens and a query, and see the effect on attention.
 
-One file, its data computed beforehand: no server and no network.
+It is one file with precomputed data: no server and no network.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def explorer_page(entries: Iterable[Mapping[str, Any]], *, version: str) -> str:
     """The page as text. Equal entries give an equal page.
 
     Args:
-        entries: what `explored` gives of each mechanism that can be chosen; the first one is shown.
-        version: of relpos.
+        entries: the result of `explored` for each available mechanism; the first is shown at the start.
+        version: relpos's version.
     """
     known = list(entries)
     families = [(title, [one for one in known if one["family"] == name]) for name, title in FAMILIES.items()]

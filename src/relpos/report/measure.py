@@ -1,11 +1,11 @@
-"""What a comparison measures and how its figures are written: accuracy over images, bits per byte over text.
+"""The metric of a comparison and the format of its figures: accuracy over images, bits per byte over text.
 
     figure  one outcome with its unit        "89.4%"           "2.412 bits"
     number  the same for a table             "89.4"            "2.412"
     gap     the size of a difference         "9.6 points"      "0.123 bits"
     bounds  an interval, without the unit    "4 to 15"         "2.10 to 2.15"
 
-Differences are turned so that more is better: "ahead" is positive whatever is measured.
+Differences have a sign such that more is better: "ahead" is positive for every metric.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from relpos.results import Results
 
 MINUS = "\N{MINUS SIGN}"
 Scored = Mapping[int, NDArray[np.float64]]
-"""Seed to the outcome of each unit: `[units]`."""
+"""The outcomes by seed: `[units]` for each."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured.
+    """A metric.
 
     Attributes:
-        key: its name in `results.json`. name: in words.
-        better: whether more or less of it is.
-        unit: what one outcome is of. tested: what all of them are, in words.
-        little: a difference of this size is worth nothing.
+        key: its name in `results.json`. name: its name in text.
+        better: whether "higher" or "lower" is better.
+        unit: the unit of one outcome, such as image. tested: all test units, in words.
+        little: a difference of this size is negligible.
     """
 
     key: Literal["accuracy", "bits_per_byte", "figure"]
@@ -43,7 +43,7 @@ class Measure:
 
     @property
     def suffix(self) -> str:
-        """The unit of a figure that is no share; one's own have none."""
+        """The unit of a figure that is no share; none for the user's metric."""
         return "" if self.key == "figure" else "bits"
 
     @property
@@ -56,7 +56,7 @@ class Measure:
         return f"{self.number(value)}%" if self.is_share else f"{self.number(value)} {self.suffix}".strip()
 
     def number(self, value: float) -> str:
-        """One outcome as a table has it."""
+        """One outcome for a table."""
         if self.key == "figure":
             return f"{value:.4g}".replace("-", MINUS)
         return f"{100.0 * value:.1f}" if self.is_share else f"{value:.3f}"
@@ -75,7 +75,7 @@ class Measure:
         return f"{self.size(value)} {'points' if self.is_share else self.suffix}".strip()
 
     def bounds(self, interval: Interval) -> str:
-        """Both ends, with a digit less than the figure itself where they still differ."""
+        """Both ends, with one digit less than the figure if they still differ."""
         few, all_ = (0, 1) if self.is_share else (3, 5) if self.key == "figure" else (2, 3)
         low, high = (self.size(end, decimals=few) for end in (interval.low, interval.high))
         if low == high:
@@ -83,17 +83,17 @@ class Measure:
         return f"{low} to {high}"
 
     def interval(self, scored: Scored) -> Interval:
-        """The mean of outcomes with its interval, which stays within what the measure can be."""
+        """The mean of outcomes with its interval, clipped to the metric's range."""
         least = None if self.key == "figure" else 0.0
         return mean_interval(scored, least=least, most=1.0 if self.is_share else None)
 
     def ahead(self, first: Scored, second: Scored) -> Interval:
-        """By how much the first is better, unit by unit over the seeds that both have."""
+        """How much better the first is, paired by unit over the seeds that both have."""
         pair = (first, second) if self.better == "higher" else (second, first)
         return paired_difference(*pair, share=self.is_share)
 
     def rank(self, value: float | None) -> float:
-        """What sorts the best first; those without a figure come last."""
+        """A sort key: the best first, those without a figure last."""
         if value is None:
             return float("inf")
         return -value if self.better == "higher" else value
@@ -107,11 +107,11 @@ BITS = Measure("bits_per_byte", "bits per byte", "lower", "block", "blocks of te
 FIGURE = {
     better: Measure("figure", "figure", better, "unit", "test data", little=0.0) for better in ("higher", "lower")
 }
-"""Figures of a person's own, by which are better; how much of one is little, nobody but they know."""
+"""The user's metric, by which figures are better; only the user knows what difference is negligible."""
 
 
 def measure_of(results: Results) -> Measure:
-    """What a comparison measures."""
+    """The metric of a comparison."""
     if results.settings.better is not None:
         return FIGURE[results.settings.better]
     if results.task.kind == "other":

@@ -1,8 +1,8 @@
-"""`report.html`: the comparison as one page that needs nothing but itself, no network, no server, no second file.
+"""`report.html`: the comparison as one self-contained page, without network, server or other files.
 
-It opens with at most three lines to act on and a picture of what is reached against what it costs; then the table, the
-curves, what was learned, and, folded, how it was measured, how to reproduce it and how to cite it. All pictures are
-SVG in the page, so that it can be read without scripts.
+It starts with at most three lines of advice and a picture of figures against cost. Then come the table, the curves,
+the learned positions, and, folded, how it was measured, how to reproduce it and how to cite it. All pictures are SVG
+in the page, so that it works without scripts.
 """
 
 import re
@@ -31,11 +31,11 @@ from relpos_command.visible import visible
 
 HERE = Path(__file__).parent / "templates"
 OPEN_AT_MOST = 2
-"""How many mechanisms' learned positions stand open; the others are folded."""
+"""How many mechanisms show their learned positions; the others are folded."""
 LOOKED_AT = 3
 """How many mechanisms' attention and samples are shown, folded."""
 FILES_AT_MOST = 12
-"""How many files that could not be used are named."""
+"""How many unusable files are named."""
 NO_PICTURE = {
     "none": "there is no position to draw",
     "rotation": "queries and keys rotate, so no value belongs to an offset alone",
@@ -50,7 +50,7 @@ KINDS = {
 
 
 def write_report(results: Results | Mapping[str, Any], path: str | Path) -> None:
-    """Write the page, whole; the folder is made."""
+    """Write the page as a whole; create the folder."""
     path = Path(path)
     page = build_page(results)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write_report(results: Results | Mapping[str, Any], path: str | Path) -> None
 
 
 def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> None:
-    """Write the two pictures that the page opens with as PNG, 1600 pixels wide; without costs its first curves."""
+    """Write the first two pictures of the page as PNG, 1600 pixels wide; without costs they are its first curves."""
     results = read(results)
     advice = advise(results)
     charts = [*overview(results, advice), *curves(results, advice)][:2]
@@ -66,7 +66,7 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
 
 
 def notebook_html(results: Results | Mapping[str, Any]) -> str:
-    """The head of the page for a notebook: the advice, the pictures that the page opens with, and the table's text."""
+    """The start of the page for a notebook: the advice, the first pictures, and the table's text."""
     results = read(results)
     advice, looks = advise(results), _looks(results)
     charts = [] if results.settings.quick else _drawn(overview(results, advice), looks, "notebook")
@@ -99,7 +99,7 @@ def build_page(results: Results | Mapping[str, Any]) -> str:
 
 
 def sourced(text: str) -> Markup:
-    """A mechanism's source with its addresses and arXiv numbers as links, which only a reader's click follows."""
+    """A mechanism's source, with addresses and arXiv numbers as links; nothing loads before a click."""
     parts = []
     for part in re.split(r"(https?://[^\s<>\"')]+|arXiv:\d{4}\.\d{4,5})", text):
         if part.startswith(("http://", "https://", "arXiv:")):
@@ -111,7 +111,7 @@ def sourced(text: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """A mechanism's name; a long sum may break after a plus."""
+    """A mechanism's name with line breaks allowed after each plus."""
     return Markup("+<wbr>").join(name.split("+"))
 
 
@@ -179,13 +179,13 @@ _OF_MODEL = (
 
 
 def _recipe(settings: SettingsRecord) -> dict[str, Any]:
-    """The recipe's fields; of a person's own model those of training alone."""
+    """The recipe's fields; for the user's own model only those of training."""
     fields: dict[str, Any] = plain(settings.recipe)
     return {name: held for name, held in fields.items() if settings.model is None or name not in _OF_MODEL}
 
 
 def _trained(results: Results) -> str:
-    """The model in words."""
+    """The model's description."""
     if results.settings.model == "swin":
         return "small Swin Transformer"
     if results.settings.model is not None:
@@ -210,7 +210,7 @@ def _drawn(charts: Sequence[Chart], looks: dict[str, Any], name: str) -> list[di
 
 
 def _gaps(table: Table) -> list[str]:
-    """Why the table has no figure where it has none: "reason: names", once for each reason."""
+    """The reasons for missing figures in the table, each once: "reason: names"."""
     found: dict[str, dict[str, None]] = {}
     for row in table.rows:
         for cell in row.cells:
@@ -220,10 +220,10 @@ def _gaps(table: Table) -> list[str]:
 
 
 def _learned(results: Results, ranked: Sequence[str]) -> list[dict[str, Any]]:
-    """The first seed's pictures of each mechanism that has some, best mechanism first."""
+    """The first seed's pictures of every mechanism that has any, best mechanism first."""
     found = []
     firsts = [(name, run) for name in ranked for run in results.runs(name)[:1] if run.learned]
-    firsts.sort(key=lambda pair: pair[1].parameters.position == 0)  # what a formula says comes last
+    firsts.sort(key=lambda pair: pair[1].parameters.position == 0)  # formulas come last
     for index, (name, run) in enumerate(firsts):
         pictures = learned_svgs(run.learned, name=f"learned-{index}", mechanism=name)
         note = "" if run.parameters.position else "Given by a formula: nothing of it is learned."
@@ -258,7 +258,7 @@ def _samples(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
-    """What every seed reached on the plain test and, by the rules of the mechanisms, farthest from it."""
+    """The figures of every seed on the plain test, and on the probe farthest from it, by every growth rule."""
     seeds, figure, rows = sorted({run.seed for run in results.records}), measure_of(results).figure, []
     for name in ranked:
         lost = {run.seed for run in results.runs(name, diverged=True)}
@@ -273,7 +273,7 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
 
 
 def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
-    """Python that trains the first of these outside the command; none where a person's own functions or datasets do."""
+    """Python that trains the first of these without the command; None with the user's own functions or datasets."""
     settings = results.settings
     if settings.model or settings.better or settings.task == "datasets":
         return None
@@ -282,6 +282,6 @@ def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
 
 
 def _few(names: Sequence[str]) -> dict[str, Any]:
-    """How many, the first of them, and how many more."""
+    """The number of names, the first ones, and how many more there are."""
     shown = list(names[:FILES_AT_MOST])
     return {"count": len(names), "shown": shown, "more": len(names) - len(shown)}

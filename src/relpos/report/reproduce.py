@@ -1,7 +1,8 @@
-"""A comparison's run as a Python program: the same model, trained by a plain loop over the public API of relpos.
+"""A comparison's run as a Python program: the same model, trained by a plain loop with relpos's public API.
 
-It has the recipe's settings as numbers: initial spread and learning rate of the position parameters, warm-up and
-cosine, clipping, seed and the order of batches. On the same machine and threads it reaches the same figure.
+It contains the recipe's settings as numbers: initial standard deviation and learning rate of the position parameters,
+warm-up and cosine, clipping, seed and the order of batches. With the same machine and threads, it reaches the same
+figure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from relpos.results import Results, ResultsError, plain
 _MODEL = ("embed_dim", "depth", "num_heads", "mlp_ratio", "shared_position", "position_init_std")
 _IMAGE_MODEL, _TEXT_MODEL = (*_MODEL, "global_pool", "class_token"), (*_MODEL, "mlp")
 _USUAL = {"attention": "full", "num_kv_heads": None, "norm": None, "qk_norm": None}
-"""Arguments that are left out where they have the model's default."""
+"""Defaults of the model; arguments equal to them are left out."""
 _USUAL_NORM = {"images": "layernorm", "text": "rmsnorm"}
 _OPTIMIZERS = {
     "adamw": "torch.optim.AdamW(groups, fused=True)",
@@ -28,7 +29,7 @@ _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 
 @dataclass(frozen=True)
 class _Printed:
-    """All that is read from results."""
+    """Everything read from the results."""
 
     name: str
     position: str
@@ -65,14 +66,14 @@ class _Printed:
 
 
 def reproduce(results: Results, position: str) -> str:
-    """A Python program that trains one model of a comparison without the command, and prints what it reaches.
+    """A Python program that trains one model of a comparison without the command, and prints its figure.
 
     Args:
-        results: as `load_results` gives them.
-        position: the mechanism's name, or the choice's where something else is compared.
+        results: the result of `load_results`.
+        position: the name of the mechanism, or of the choice if something else is compared.
 
     Raises:
-        ResultsError: there is no finished run of that name.
+        ResultsError: no run of this name has finished.
     """
     run = _Printed.of(results, position)
     recipe, estimating = run.recipe, run.recipe["optimizer"].startswith("sophia")
@@ -120,7 +121,7 @@ def reproduce(results: Results, position: str) -> str:
 
 
 def _measured(run: _Printed) -> str:
-    """What the run reaches on the plain test; of text, a quick one reads the first blocks alone."""
+    """Code that measures the plain test; a quick run on text reads only the first blocks."""
     if run.task["kind"] == "images":
         return 'measured(model, task, task.probes[0], device)["accuracy"]'
     quick = ", quick=True" if run.quick else ""
@@ -128,7 +129,7 @@ def _measured(run: _Printed) -> str:
 
 
 def _model(run: _Printed) -> list[str]:
-    """What builds the model."""
+    """Code that builds the model."""
     task, recipe = run.task, run.recipe
     if task["kind"] == "images":
         kind = "VisionTransformer"
@@ -149,7 +150,7 @@ def _model(run: _Printed) -> list[str]:
 
 
 def _few(arguments: Mapping[str, Any], at_once: int = 4) -> list[dict[str, Any]]:
-    """The same in pieces that fit on a line."""
+    """Split arguments into groups that fit on a line."""
     items = list(arguments.items())
     return [dict(items[start : start + at_once]) for start in range(0, len(items), at_once)]
 
@@ -159,7 +160,7 @@ def _arguments(named: Mapping[str, Any]) -> str:
 
 
 def _estimate(recipe: Mapping[str, Any], estimating: bool) -> list[str]:
-    """Sophia's estimate of the Hessian every few steps."""
+    """Code for Sophia's Hessian estimate every few steps."""
     if not estimating:
         return []
     return [
@@ -169,7 +170,7 @@ def _estimate(recipe: Mapping[str, Any], estimating: bool) -> list[str]:
 
 
 def _step(run: _Printed) -> list[str]:
-    """Loss, gradient, clipping and the optimizer's step."""
+    """Code for loss, gradient, clipping and the optimizer's step."""
     dtype, clip = _AUTOCAST.get(run.precision), run.recipe["gradient_clip"]
     each = "classes" if run.task["kind"] == "images" else "classes.flatten()"
     scores = "model(inputs)" if run.task["kind"] == "images" else "model(inputs).flatten(0, 1)"

@@ -1,9 +1,9 @@
-"""Who stands where on a probe: the mechanisms, each by its best rule, ranked and compared in pairs with the first.
+"""The ranking on a probe: mechanisms, each by its best rule, sorted and compared in pairs with the best.
 
     interval of (best - this) covers 0      tied with the best
     interval of (best - this) is above 0    behind it
 
-A tie is no claim that two are equal: it says that these images and seeds do not tell them apart.
+A tie does not mean that two are equal: these images and seeds do not distinguish them.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """The name, and the rule where there is one."""
+        """The name, and the rule if there is one."""
         return self.name if self.growth is None else f"{self.name} ({self.growth})"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One contender. `behind` is by how much the best is ahead, None for the best itself."""
+    """A contender's result. `behind` is how far the best is ahead; None for the best itself."""
 
     contender: Contender
     reached: Interval
@@ -38,13 +38,13 @@ class Standing:
 
     @property
     def tied(self) -> bool:
-        """The best, or not told apart from it."""
+        """Whether it is the best, or not distinguishable from it."""
         return self.behind is None or self.behind.covers_zero
 
 
 @dataclass(frozen=True)
 class Standings:
-    """The contenders of a probe, best first, over the seeds that all of them have; the others are left out."""
+    """The contenders of a probe, best first, over the seeds that all have; other seeds are left out."""
 
     probe: ProbeRecord
     measure: Measure
@@ -59,21 +59,21 @@ class Standings:
 
     @property
     def tied(self) -> list[str]:
-        """The names of the best and of all that are tied with it."""
+        """The names of the best and of those tied with it."""
         return [entry.contender.name for entry in self.entries if entry.tied]
 
     def of(self, name: str) -> Standing | None:
-        """Where a mechanism stands."""
+        """A mechanism's entry."""
         return next((entry for entry in self.entries if entry.contender.name == name), None)
 
     @property
     def beats_chance(self) -> bool:
-        """Whether the best does, beyond its interval."""
+        """Whether the best's whole interval is above chance."""
         return self.chance is None or self.best.reached.low > self.chance
 
 
 def contenders(results: Results, probe: ProbeRecord, variant: str = "recipe") -> list[Contender]:
-    """Everyone with a figure on a probe, mechanisms in their order, their rules in theirs."""
+    """All contenders with a figure on a probe, in the order of mechanisms, then of their rules."""
     found: dict[Contender, None] = {}
     for name in results.names:
         for run in results.runs(name, variant):
@@ -84,7 +84,7 @@ def contenders(results: Results, probe: ProbeRecord, variant: str = "recipe") ->
 
 
 def outcomes(results: Results, contender: Contender, probe: ProbeRecord, variant: str = "recipe") -> Scored:
-    """Each seed's outcome of each unit: shares of an image's trials, or bits per byte of a block."""
+    """The outcome of each unit by seed: the share of an image's trials, or a block's bits per byte."""
     return {
         run.seed: _units(metric)
         for run in results.runs(contender.name, variant)
@@ -100,7 +100,7 @@ def _units(metric: Metric) -> np.ndarray:
 
 
 def reasons(results: Results, probe: ProbeRecord) -> dict[str, str]:
-    """Why a mechanism has no figure on a probe, for those that have none."""
+    """The reason for each mechanism that has no figure on a probe."""
     measured = {contender.name for contender in contenders(results, probe)}
     found = {}
     for name in results.names:
@@ -112,18 +112,18 @@ def reasons(results: Results, probe: ProbeRecord) -> dict[str, str]:
 
 
 def far_probe(results: Results) -> ProbeRecord | None:
-    """What is farthest from training and says most: the largest shift, or the longest text."""
+    """The probe farthest from training: the largest shift, or the longest text."""
     return max([*results.probes("shift"), *results.probes("length")], key=lambda probe: probe.x, default=None)
 
 
 def grown_probe(results: Results) -> ProbeRecord | None:
-    """The largest size beyond the trained one: the largest canvas, image anywhere where there is such; the longest."""
+    """The probe of the largest size beyond training: the longest text, or the largest canvas, "anywhere" if present."""
     canvases = [probe for probe in results.probes("canvas") if probe.variant == "anywhere"] or results.probes("canvas")
     return max([*canvases, *results.probes("length")], key=lambda probe: probe.x, default=None)
 
 
 def best_rules(results: Results) -> dict[str, str]:
-    """The growth rule of each mechanism that is best at the largest size, chosen on that very figure."""
+    """Each mechanism's best growth rule at the largest size, chosen by the same figure that is reported."""
     probe, measure = grown_probe(results), measure_of(results)
     if probe is None:
         return {}
@@ -136,7 +136,7 @@ def best_rules(results: Results) -> dict[str, str]:
 
 
 def stand(results: Results, probe: ProbeRecord) -> Standings | None:
-    """The mechanisms on a probe; None where no two share a seed, or there is nothing yet."""
+    """The ranking on a probe; None if the contenders have no seed in common, or no figure yet."""
     measure, rules = measure_of(results), best_rules(results)
     entries = [one for one in contenders(results, probe) if one.growth in (None, rules.get(one.name))]
     scored = {entry: outcomes(results, entry, probe) for entry in entries}
@@ -146,7 +146,7 @@ def stand(results: Results, probe: ProbeRecord) -> Standings | None:
         return None
     counted = {entry: {seed: by_seed[seed] for seed in shared} for entry, by_seed in scored.items()}
     reached = {entry: measure.interval(by_seed) for entry, by_seed in counted.items()}
-    # Sorting is stable: exact ties stay in the order the mechanisms were asked for.
+    # Sorting is stable: exact ties keep the order in which mechanisms were requested.
     best, *rest = sorted(counted, key=lambda entry: measure.rank(reached[entry].mean))
     standings = [Standing(best, reached[best], None)]
     standings += [Standing(one, reached[one], measure.ahead(counted[best], counted[one])) for one in rest]
@@ -155,12 +155,12 @@ def stand(results: Results, probe: ProbeRecord) -> Standings | None:
 
 
 def chance_of(results: Results) -> float | None:
-    """What guessing reaches; None where nothing is guessed."""
+    """The accuracy of guessing; None if there are no classes or the metric is not accuracy."""
     return 1.0 / len(results.task.classes) if results.task.classes and measure_of(results).is_share else None
 
 
 def place(probe: ProbeRecord) -> str:
-    """Where a sentence speaks of: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
+    """A probe in a sentence: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
     if probe.group == "test":
         what = "images" if probe.image_size else "data"
         return f"on the test {what}" if probe.length is None else f"at {probe.label}"

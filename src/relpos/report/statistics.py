@@ -1,25 +1,25 @@
-"""Intervals for what is measured and for paired differences of it, over test images (or blocks of text) and seeds.
+"""Intervals for figures and for their paired differences, over test images (or blocks of text) and seeds.
 
-    outcome[s, i]   share of image i's trials that the model trained with seed s classified right, or the bits per byte
-                    that it needs for block i
+    outcome[s, i]   share of image i's trials that the model with seed s classified correctly, or the bits per byte that
+                    it needs for block i
     mean            of outcome over s and i
-    difference      mean of first[s, i] - second[s, i]: paired, so what makes an image hard for both cancels
+    difference      mean of first[s, i] - second[s, i]: paired, so that an image's difficulty for both cancels
 
-Seeds and images are crossed: every model sees every image, and both are samples of what could have been. With the mean
-squares of the two-way layout (S seeds, N images), the variance of the mean is estimated as
+Seeds and images are crossed: every model sees every image, and both are random samples. With the mean squares of the
+two-way layout (S seeds, N images), the variance of the mean is estimated as
 
     (MS_seeds + MS_images - MS_rest) / (S N),     not below the larger of the first two alone,
 
-its degrees of freedom by Satterthwaite's formula, and the interval is mean +- t * sqrt(variance). So few seeds that
-differ much give a wide interval (t is 12.7 with two seeds, 2.8 with five), and images that differ much with seeds
-that agree give the usual narrow one. With one seed only images are there to vary and `covers_seeds` is False: the
-interval is about these very models, not about the mechanism. Where nothing varies, a share is known no better than by
-the rule of three: with N images what never showed may be up to 1 - 0.05^(1/N) of all. Nothing is corrected for
-comparing many mechanisms, or for comparing with the one that happened to come out best.
+its degrees of freedom by Satterthwaite's formula. The interval is mean +- t * sqrt(variance). Few seeds that differ
+much give a wide interval (t is 12.7 with two seeds, 2.8 with five). Images that differ much with seeds that agree give
+the usual narrow one. With one seed, only images vary and `covers_seeds` is False: the interval describes these models,
+not the mechanism. If nothing varies, the rule of three bounds a share: with N images, an outcome that never occurred
+may have a share up to 1 - 0.05^(1/N). There is no correction for comparing many mechanisms, or for comparing with the
+one that came out best.
 
 Source: Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics 2(6), 1946; the
 crossed random-effects layout as in Searle, Casella and McCulloch, "Variance Components", 1992, chapter 4.
-Not to be confused with resampling images alone, which takes the trained models for granted, nor with the bootstrap over
+Not to be confused with resampling only images, which treats the trained models as fixed, or with the bootstrap over
 seeds and images (docs/log.md), whose percentile intervals are too narrow with two to five seeds.
 """
 
@@ -37,7 +37,7 @@ CONFIDENCE = 0.95
 class Interval:
     """A mean with its interval.
 
-    `covers_seeds` is False where there was one seed alone. `seeds` are those the figure is made of.
+    `covers_seeds` is False if there was only one seed. `seeds` are those behind the figure.
     """
 
     mean: float
@@ -49,14 +49,14 @@ class Interval:
 
     @property
     def covers_zero(self) -> bool:
-        """Whether no difference is among what the interval allows."""
+        """Whether the interval includes zero."""
         return self.low <= 0.0 <= self.high
 
 
 def mean_interval(
     outcomes: Mapping[int, NDArray[np.float64]], *, least: float | None = 0.0, most: float | None = 1.0
 ) -> Interval:
-    """What one mechanism reaches: `outcomes[seed]` is `[images]`, `least` to `most`; the interval stays inside them.
+    """The mean of one mechanism: `outcomes[seed]` is `[images]`, from `least` to `most`, which also clip the interval.
 
     Raises `ValueError` for no seeds, no images, or seeds with different numbers of images.
     """
@@ -71,11 +71,11 @@ def mean_interval(
 def paired_difference(
     first: Mapping[int, NDArray[np.float64]], second: Mapping[int, NDArray[np.float64]], *, share: bool = True
 ) -> Interval:
-    """First minus second, over the seeds that both have and the same test images in the same order.
+    """First minus second, over common seeds and the same test images in the same order.
 
-    `share` says that outcomes lie between 0 and 1.
+    `share` means that outcomes lie between 0 and 1.
 
-    Raises `ValueError` where they share no seed or were scored on different numbers of images.
+    Raises `ValueError` if they share no seed or have different numbers of images.
     """
     seeds = tuple(sorted(set(first) & set(second)))
     if not seeds:
@@ -93,12 +93,12 @@ def paired_difference(
 
 
 def crossed_interval(values: NDArray[np.float64], *, seeds: tuple[int, ...], share: bool = False) -> Interval:
-    """The interval of the mean of `values` `[seeds, images]`, both random; see the file's head."""
+    """The interval of the mean of `values` `[seeds, images]`, both random; see the module's docstring."""
     count, images = values.shape
     mean = float(values.mean())
     covers_seeds = count > 1
     if float(np.ptp(values)) == 0.0:
-        # A mean of equal numbers may be off by rounding, which would move a tie off zero.
+        # Rounding may change the mean of equal numbers, and a tie would not be zero.
         only, rare = float(values[0, 0]), 1 - (1 - CONFIDENCE) ** (1 / images) if share else 0.0
         return Interval(only, only - rare, only + rare, images, seeds, covers_seeds)
     by_image = values.mean(axis=0)

@@ -1,7 +1,7 @@
 """The comparison as a table: a row for each mechanism by its best growth rule, and one for each of its other rules.
 
-Plain data, from which the terminal and the page make theirs. Rows are sorted by the largest shift, or the longest text,
-then by the plain test, best first; those of a quick run stand as they were asked for.
+Plain data, from which the terminal and the page make their tables. Rows are sorted by the largest shift, or the longest
+text, then by the plain test, best first. A quick run keeps the requested order.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from relpos.results import Cost, ProbeRecord, Results
 NOTHING = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 FITTED = 3
-"""Sizes that an exponent is fitted to, at least."""
+"""How many sizes the fit of an exponent needs, at least."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, its interval or rule in small, what it is sorted by, half the interval's width (its ends where it
-    stops at 0 or 100%), and why there is none."""
+    """A figure, its interval in small print, its sort key, half the interval's width (its ends if it stops at 0 or
+    100%), and the reason if there is no figure."""
 
     text: str
     small: str = ""
@@ -42,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """`keep` says which columns a narrow terminal keeps longest; 0 is only on the page, -1 only among all figures."""
+    """A narrow terminal drops columns with a low `keep` first; 0 is only on the page, -1 only in the full table."""
 
     title: str
     note: str
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism by one rule; `main` is its best, and `rule` its name where there are others."""
+    """One mechanism by one rule. `main` says that it is the best rule; `rule` is its name if there are others."""
 
     contender: Contender
     main: bool
@@ -69,7 +69,7 @@ class Table:
 
 
 def build_table(results: Results, *, every: bool = False) -> Table:
-    """The table; `every` has the columns of all probes, and no costs."""
+    """The table; with `every`, the columns of all probes and no costs."""
     columns = _probe_columns(results)
     if every:
         return _filled(results, columns)
@@ -108,7 +108,7 @@ def _rank(results: Results, name: str, rule: str | None, probe: ProbeRecord) -> 
 
 
 def _probe_columns(results: Results) -> list[Column]:
-    """A column a probe; of canvases the page's table has the largest alone, of turns the last."""
+    """One column per probe; the page shows only the largest canvas and the last rotation."""
     grown, last = grown_probe(results), results.task.probes[-1]
     test, far = results.task.probes[0], far_probe(results)
     shown: list[Column] = []
@@ -124,7 +124,7 @@ def _probe_columns(results: Results) -> list[Column]:
 
 
 def _title(probe: ProbeRecord) -> str:
-    """A probe as the head of a column."""
+    """A probe as a column title."""
     return f"+{probe.x:g} px" if probe.group == "shift" and "px" in probe.label else probe.label
 
 
@@ -156,7 +156,7 @@ def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Co
     def cell(contender: Contender) -> Cell:
         by_rule = sized - {None}
         if not by_rule and contender.growth != best.get(contender.name):
-            return Cell("")  # a probe at the trained size says the same under every rule
+            return Cell("")  # at the trained size all rules give the same figure
         scored = outcomes(results, contender if by_rule else Contender(contender.name), probe, variant)
         if not scored:
             lost = results.runs(contender.name, variant, diverged=True)
@@ -164,7 +164,7 @@ def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Co
             return Cell("diverged" if lost else NOTHING, reason=why)
         found = measure.interval(scored)
         half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
-        if found.low == 0.0 or (measure.is_share and found.high == 1.0):  # cut off there, so not the same on both sides
+        if found.low == 0.0 or (measure.is_share and found.high == 1.0):  # clipped, so not symmetric
             half = f"({measure.bounds(found)})"
         return Cell(measure.number(found.mean), measure.bounds(found), found.mean, half)
 
@@ -183,7 +183,7 @@ def _parameters(results: Results, what: str = "position") -> Callable[[Contender
 
 
 def _of_mechanism(results: Results, cell: Callable[[Contender], Cell]) -> Callable[[Contender], Cell]:
-    """What does not depend on the rule stands in the row of the best one alone."""
+    """Show values that do not depend on the rule only in the row of the best rule."""
     best = best_rules(results)
     return lambda contender: cell(contender) if contender.growth == best.get(contender.name) else Cell("")
 
@@ -229,7 +229,7 @@ def _why(entry: Cost | None) -> str:
 
 
 def _choice_columns(results: Results) -> list[Column]:
-    """Of attention, norms and optimizers: beside the first of its kind, and how cost grows with N."""
+    """Columns for attention, norms and optimizers: the difference to the first of the kind, and cost growth with N."""
     first, measure, test = results.names[0], measure_of(results), results.task.probes[0]
 
     def ahead(contender: Contender) -> Cell:
@@ -272,7 +272,7 @@ def listed_sizes(results: Results) -> str:
 
 
 def grown_sizes(results: Results) -> list[int]:
-    """The numbers of tokens that differ in nothing else, ascending: those of the commonest batch and depth."""
+    """The token counts with the most common batch and depth, ascending, so that only N differs."""
     found: dict[tuple[int, int | None], set[int]] = {}
     for entry in results.costs:
         found.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
@@ -280,14 +280,14 @@ def grown_sizes(results: Results) -> list[int]:
 
 
 def amount(entry: Cost | None, figure: str) -> float | None:
-    """Milliseconds of a step, or MiB of its memory; None where it was not measured."""
+    """Milliseconds of a step, or MiB of its memory; None if not measured."""
     if entry is None or figure == "memory":
         return None if entry is None else entry.peak_memory_mib
     return None if entry.step_ms is None else entry.step_ms.median
 
 
 def growth(results: Results, name: str, figure: str) -> float | None:
-    """The exponent p of figure = c * N^p for "time" or "memory", by least squares on logarithms over three sizes."""
+    """The exponent p of figure = c * N^p for "time" or "memory": least squares on logarithms of three sizes or more."""
     points = [(n, value) for n in grown_sizes(results) if (value := amount(results.cost(name, n), figure))]
     if len(points) < FITTED:
         return None

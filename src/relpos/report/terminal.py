@@ -1,4 +1,4 @@
-"""The comparison in a terminal: the lines the page opens with, and as much of the table as the width has room for."""
+"""The comparison in a terminal: the page's first lines, and as much of the table as fits the width."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -17,13 +17,13 @@ from relpos.results import Results, read
 from relpos_command.visible import visible
 
 WIDTH = 112
-"""With names of a dozen letters every column of digits has room."""
+"""All columns for digits fit if names have about a dozen letters."""
 DECIDES = 6
-"""Columns that are kept longer than this decide: they stay at any width, and show their interval."""
+"""Columns with a higher `keep` stay at any width, and show their interval."""
 
 
 def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH) -> Group:
-    """The table, then the advice and its cautions: for `console.print(..., crop=False)`.
+    """The table, then the advice and its cautions, for `console.print(..., crop=False)`.
 
     Names and figures are never cut or folded.
     """
@@ -35,7 +35,7 @@ def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH)
 
 
 def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType]:
-    """The columns that decide, or those of them that `width` has room for; where it has none for a table, lists."""
+    """The table with the columns that fit `width`; if the deciding columns do not fit, lists instead."""
     built, measure = build_table(results), measure_of(results)
     kept = [index for index, column in enumerate(built.columns) if column.keep > 0]
     left_out: list[Column] = []
@@ -76,7 +76,7 @@ def _wide(table: Table) -> int:
 
 
 def _lists(built: Built, kept: Sequence[int], width: int) -> list[RenderableType]:
-    """A name on a line, and below it a line for each of its figures."""
+    """One line per name, and below it one line per figure."""
     parts: list[RenderableType] = []
     for row in _rows(built, kept):
         parts.append(_wrapped(_name(row), width))
@@ -99,7 +99,7 @@ def _figure(built: Built, row: Row, index: int) -> str:
 
 
 def _wrapped(line: str, width: int, style: str = "", *, indent: str = "") -> Text:
-    """A line wrapped at words; a word wider than the terminal stays whole."""
+    """Wrap a line between words; a word wider than the terminal stays whole."""
     wide = max(width, len(indent) + 1)
     line = visible(line)
     text = fill(

@@ -1,4 +1,4 @@
-"""The page of learned positions in a model's weights: one file that needs no network."""
+"""The page of learned positions in a model's weights: one file, no network needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def weights_page(name: str, found: Sequence[Stored], left: Sequence[tuple[str, s
     """The page as text. Equal weights give an equal page.
 
     Args:
-        name: of the file or folder.
-        found: what is drawn, in order. left: names of what is not, each with the reason.
-        version: of relpos.
+        name: the file or folder.
+        found: the parameters to draw, in order. left: names of parameters not drawn, each with the reason.
+        version: relpos's version.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -1,7 +1,7 @@
-"""`results.json` as dataclasses: what is written, what can be read, and the page that describes it are made of these.
+"""`results.json` as dataclasses: they define the file's writer, its reader and the page that describes it.
 
-`plain` turns them into JSON values and leaves out optional fields that say nothing. `read` turns JSON values back and
-names what is missing, unknown, of another type, or does not fit the rest.
+`plain` converts them to JSON values and omits empty optional fields. `read` converts JSON values back and names any
+that are missing, unknown, of the wrong type, or inconsistent.
 """
 
 from relpos.results.reading import load_results, read

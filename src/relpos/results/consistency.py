@@ -1,7 +1,7 @@
-"""What must hold between the values of a `results.json`, besides their types, for a page to be drawn from it.
+"""The conditions, besides types, that the values of a `results.json` must meet before a page is made from it.
 
-Every check yields a line, "where: expected this, got that"; they come in an order in which each may rely on those
-before it, and the first is raised.
+Every check yields a line, "where: expected this, got that". Each check may rely on those before it, and the first fault
+is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Faults = Iterator[str]
 
 
 def require_consistent(results: Results, name: str) -> None:
-    """Raise a `ResultsError` that opens with `name` where values do not fit together."""
+    """Raise a `ResultsError` that starts with `name` if values are inconsistent."""
     fault = next(_faults(results), None)
     if fault is not None:
         raise ResultsError(f"{name}.{fault}")
@@ -143,7 +143,7 @@ def _of_metric(metric: Metric, task: TaskRecord, where: str, *, own: bool) -> Fa
 
 
 def _of_units(runs: Sequence[Run]) -> Faults:
-    """Runs are compared unit by unit, so a probe has as many of them in every run."""
+    """Every run must have the same number of units for a probe, as runs are compared unit by unit."""
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for run in runs:
         for metric in run.metrics:

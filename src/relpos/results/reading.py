@@ -1,4 +1,4 @@
-"""`results.json` read with suspicion: what comes out can be drawn, whatever the file was."""
+"""Read an untrusted `results.json`: the result is valid for every page, or an error is raised."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BYTES_AT_MOST = 2**30
 
 
 def read(tree: object, name: str = "results") -> Results:
-    """Results from JSON values, or as they are.
+    """Results from JSON values; `Results` are returned unchanged.
 
     Raises:
-        ResultsError: they are of another schema, or do not fit together.
+        ResultsError: the values have another schema, or are inconsistent.
     """
     if isinstance(tree, Results):
         return tree
@@ -43,20 +43,20 @@ def load_results(path: str | Path) -> Results:
     """Read `results.json`, or the one in a folder.
 
     Raises:
-        ResultsError: the file is missing, is not JSON, has another schema, or its values do not fit together.
+        ResultsError: the file is missing, is not JSON, has another schema, or its values are inconsistent.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "results.json"
     if not path.exists():
         raise ResultsError(f"no results at {path}: expected the results.json that `relpos compare --out DIR` writes")
-    if not path.is_file():  # of a pipe there may be no end
+    if not path.is_file():  # a pipe may never end
         raise ResultsError(f"expected a regular file for {path}, got something else: name the results.json itself")
     if (size := path.stat().st_size) > BYTES_AT_MOST:
         raise ResultsError(f"expected at most {BYTES_AT_MOST:,} bytes in {path}, got {size:,}: name another file")
     try:
         tree = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:  # of the JSON, its UTF-8, numbers of thousands of digits, brackets
+    except (ValueError, RecursionError) as error:  # from JSON, UTF-8, numbers with thousands of digits, brackets
         message = f"{path} is not JSON ({error}): repeat `relpos compare` with the same --out, which writes it anew"
         raise ResultsError(message) from None
     return read(tree, str(path))

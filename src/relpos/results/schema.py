@@ -1,4 +1,4 @@
-"""The schema of `results.json`: a dataclass for each object in it, each field with what it means.
+"""The schema of `results.json`: a dataclass for each object in it, each field with its meaning.
 
 `python recipes/results_page.py` writes `docs/results.md` from them.
 """
@@ -42,7 +42,7 @@ class RecipeRecord:
 
 @dataclass(frozen=True)
 class SettingsRecord:
-    """What was asked. Two comparisons with equal settings and environment are the same one."""
+    """The settings of a comparison. Two comparisons with equal settings and environment are the same one."""
 
     task: Annotated[str, "the task's name"]
     positions: Annotated[list[str], "mechanisms by name; with `what` the one of all models"]
@@ -176,7 +176,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Learned:
-    """A bias over offsets (query - key), or how alike the vectors of positions are."""
+    """A bias over offsets (query - key), or the similarity of position vectors."""
 
     kind: Annotated[Literal["bias", "embedding"], "which of the two"]
     layer: Annotated[str | int | None, "of a bias: `shared` or an index"] = None
@@ -192,7 +192,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Attention:
-    """Where one patch looks, over up to three test images."""
+    """The attention of one patch, for up to three test images."""
 
     image: Annotated[Any, "H x W grey values from 0 to 1 of each"]
     label: Annotated[list[str], "class of each"]
@@ -204,7 +204,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a language model continues the first test block with, greedily."""
+    """A language model's greedy continuation of the first test block."""
 
     prompt: Annotated[str, "what it was given"]
     within: Annotated[str, "up to the trained length"]
@@ -213,7 +213,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run with everything measured on its model."""
+    """One training run with all measurements of its model."""
 
     id: Annotated[str, "`relative_2d--recipe--seed0`; unique, also the file's name"]
     position: Annotated[str, "the mechanism"]
@@ -237,7 +237,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What is compared."""
+        """The mechanism or choice."""
         return self.position if self.choice is None else self.choice
 
 
@@ -272,7 +272,7 @@ class Cost:
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """The mechanism or choice."""
         return self.choice or self.position or ""
 
 
@@ -290,15 +290,15 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """What is compared, in the order asked."""
+        """The names compared, in the requested order."""
         return [one.name for one in self.mechanisms]
 
     def mechanism(self, name: str) -> MechanismRecord:
-        """One of them."""
+        """The mechanism or choice of this name."""
         return next(one for one in self.mechanisms if one.name == name)
 
     def runs(self, name: str, variant: str = "recipe", *, diverged: bool = False) -> list[Run]:
-        """The runs of one of them by seed, those that were measured or those that diverged."""
+        """The measured or the diverged runs of one name, sorted by seed."""
         found = [run for run in self.records if run.name == name and run.variant == variant]
         return sorted((run for run in found if (run.diverged is not None) == diverged), key=lambda run: run.seed)
 
@@ -307,15 +307,15 @@ class Results:
         return [probe for probe in self.task.probes if probe.group == group]
 
     def cost(self, name: str, tokens: int) -> Cost | None:
-        """What a step of one of them costs at a size."""
+        """The cost of a step by name and number of tokens."""
         return next((one for one in self.costs if one.name == name and one.tokens == tokens), None)
 
     @property
     def token_counts(self) -> list[int]:
-        """The sizes at which cost was asked for, ascending."""
+        """The numbers of tokens with costs, ascending."""
         return sorted({one.tokens for one in self.costs})
 
 
 def is_required(one: Field[Any]) -> bool:
-    """Whether a field is always there."""
+    """Whether a field is always present."""
     return one.default is MISSING and one.default_factory is MISSING

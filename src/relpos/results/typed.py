@@ -1,4 +1,4 @@
-"""JSON values to the dataclasses of the schema and back, field by field: the first fault is named where it stands."""
+"""Convert JSON values to the schema's dataclasses and back, field by field; an error locates the first fault."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from relpos.results.schema import is_required
 from relpos_command.visible import visible
 
 LARGEST, LARGEST_WHOLE = 1e60, 10**15
-"""No number is farther from 0: every float32 fits, and its square is finite; every whole number is one of numpy's."""
+"""The largest magnitudes: any float32 is below, and squares are finite; integers fit into NumPy's."""
 
 
 class ResultsError(ValueError):
-    """A results file that cannot be read; the message, one line whatever the file holds, says what was expected."""
+    """A results file that cannot be read; the message, always one line, says what was expected."""
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
 
 
 def plain(value: Any) -> Any:
-    """JSON values of a dataclass; an optional field that holds nothing is left out."""
+    """JSON values of a dataclass; empty optional fields are left out."""
     if is_dataclass(value):
         own = [(one, getattr(value, one.name)) for one in fields(value)]
         return {one.name: plain(held) for one, held in own if is_required(one) or held not in (None, [], {})}
@@ -35,15 +35,15 @@ def plain(value: Any) -> Any:
 def typed(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, a dataclass of the schema or the type of one of its fields; a dataclass stays as it is.
 
-    Nested lists of numbers, which the schema has as `Any`, are taken as they are.
+    Nested lists of numbers, which the schema declares as `Any`, are not converted.
 
     Raises:
-        ResultsError: it is something else; `where` opens the message.
+        ResultsError: it has another type; the message starts with `where`.
     """
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if origin in (UnionType, Union):  # Python 3.11 has the second where a Literal may be null
+    if origin in (UnionType, Union):  # Python 3.11 gives Union for a Literal or None
         return _one_of([one for one in inside if one is not NoneType], value, where, null=NoneType in inside)
     if origin is Literal:
         return value if value in inside else _fail(where, " or ".join(inside), value)
@@ -65,7 +65,7 @@ _WORDS = {bool: "true or false", int: "whole numbers up to 1e15", float: "number
 
 
 def _is(kind: type, value: Any) -> bool:
-    """Whether a value is of a scalar type, and one that the page can show: finite, or text that can be written."""
+    """Whether a value has a scalar type and the page can show it: finite, or text that can be encoded."""
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     if kind is bool or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Drawing: what a position mechanism says, what a trained one learned, where it looks, and curves over conditions.
+"""Drawing: position mechanisms, learned positions, attention maps, and curves over conditions.
 
-Numbers come in, figures go out; `portrait` alone knows mechanisms and asks them for their numbers.
+The input is numbers, the output figures. Only `portrait` knows mechanisms and reads their numbers.
 """

@@ -1,8 +1,8 @@
-"""Where a patch looks: its attention over one image, heads in columns, layers in rows.
+"""Attention maps: the attention of one patch over an image, heads in columns, layers in rows.
 
-Each panel is the image in grey under the attention in orange, scaled to the panel's own maximum, which is printed: a
-head that looks everywhere and one that looks at a single patch would not both be visible on one scale. The query patch
-is outlined.
+Each panel shows the image in grey under the attention in orange. The scale ends at the panel's own maximum, which is
+printed: one scale could not show both a head that attends everywhere and one that attends to a single patch. The query
+patch is outlined.
 """
 
 from typing import Any
@@ -31,10 +31,10 @@ def attention_svgs(attention: Attention, *, name: str, mechanism: str) -> list[s
 
 
 def attention_figure(attention: Attention, index: int) -> Figure:
-    """One image: a row of panels for each layer, a column for each head.
+    """One image: one row of panels per layer, one column per head.
 
-    All panels are one picture in one pair of axes, in the image's own pixels: a page has hundreds of panels, and axes
-    for each would take most of the time of making it.
+    All panels are one bitmap in one `Axes`, in the image's own pixels: a page has hundreds of panels, and an `Axes` for
+    each would take most of its time.
     """
     image = np.asarray(attention.image[index], dtype=np.float64)
     maps = np.asarray(attention.maps[index], dtype=np.float64)

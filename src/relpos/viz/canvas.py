@@ -1,8 +1,8 @@
-"""Drawing with matplotlib without its global state: figures made, turned into SVG for the page or into PNG for a file.
+"""Drawing with matplotlib without its global state: make figures, write them as SVG for a page or PNG for a file.
 
-In the page the ink is drawn in a stand-in colour that becomes `currentColor`, and the palette's colours become
-variables of the page, so that one SVG suits a light and a dark page. Names inside an SVG get a prefix, since a page
-holds many SVGs and names are shared.
+For a page, text and axes have a placeholder colour that becomes `currentColor`, and the palette's colours become CSS
+variables, so that one SVG suits a light and a dark page. Ids inside an SVG get a prefix, because all SVGs of a page
+share one set of ids.
 """
 
 import io
@@ -24,27 +24,27 @@ from relpos.viz.palette import pairs, variable
 from relpos_command.visible import visible
 
 INK = "#12a0fe"
-"""Stands for the page's own text colour while matplotlib draws; no palette has it."""
+"""Placeholder for the page's text colour while matplotlib draws; no palette contains it."""
 
 
 LAID_OUT = "\n\t\r"
-"""Characters that lay a page out, which are shown as nothing else."""
+"""Layout characters of a page, which `visible` keeps."""
 
 
 def legible(figure: Figure) -> None:
-    """Write out what is hidden in a figure's texts: no font has a control character. Whatever writes a figure calls
-    this. The labels of ticks are made anew after it; who gives words to them makes them visible."""
+    """Escape control characters in a figure's texts, as no font has them. Every function that writes a figure calls
+    this. Tick labels are created later, so code that sets them must call `visible`."""
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text(), keep="\n"))
 
 
 @contextmanager
 def drawing(*, ink: str = INK, size: float = 9.0) -> Iterator[None]:
-    """Calm defaults: thin lines, no box around axes, text as text. `ink` colours text and axes."""
+    """Plain defaults: thin lines, no box around axes, text as text. `ink` colours text and axes."""
     settings: dict[str, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "relpos",
-        # A class or a mechanism may have a dollar sign in its name, which is no formula.
+        # A dollar sign in the name of a class or a mechanism does not start a formula.
         "text.parse_math": False,
         "font.family": "DejaVu Sans",
         "font.size": size,
@@ -69,19 +69,19 @@ def drawing(*, ink: str = INK, size: float = 9.0) -> Iterator[None]:
 
 @contextmanager
 def readers_fonts() -> Iterator[None]:
-    """While an SVG is written, whose text stays text: a letter that our font lacks is drawn by the reader's."""
+    """Ignore missing glyphs while an SVG is written: its text stays text, and the reader's font draws it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         yield
 
 
 def to_svg(figure: Figure, *, name: str, title: str) -> str:
-    """The figure as an `<svg>` to stand in a page, read aloud as `title`. The same figure gives the same text."""
+    """The figure as an `<svg>` element for a page; screen readers read `title`. Equal figures give equal text."""
     FigureCanvasSVG(figure)
     legible(figure)
     buffer = io.StringIO()
     with drawing(), readers_fonts():
-        # The settings of SVG, such as text as text, are read while the figure is written, not while it is drawn.
+        # SVG settings, such as text as text, apply when the figure is written, not when it is drawn.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -98,13 +98,13 @@ def to_svg(figure: Figure, *, name: str, title: str) -> str:
 
 
 def to_png(figure: Figure, path: Path, *, dots_per_inch: float) -> None:
-    """The figure as a PNG file with a white ground; the folder is made."""
+    """Write the figure as a PNG file with a white background; create the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, png_bytes(figure, dots_per_inch=dots_per_inch))
 
 
 def png_bytes(figure: Figure, *, dots_per_inch: float) -> bytes:
-    """The figure as a PNG with a white ground."""
+    """The figure as PNG with a white background."""
     FigureCanvasAgg(figure)
     legible(figure)
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Curves over a condition and accuracy against cost: every line and point is named beside the axes, in its colour."""
+"""Curves over a condition, and accuracy against cost; each line's or point's name is beside the axes, in its colour."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from relpos_command.visible import visible
 
 WIDTH, HEIGHT = 4.9, 3.1
 LABEL = 7.6
-"""Points of a name beside the axes."""
+"""Font size of names beside the axes, in points."""
 MARKED_AT_MOST = 12
-"""Points of a curve that have a marker and a whisker each."""
+"""Up to this many points, a curve has a marker and an error bar at each."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One figure with its interval; `label` stands under it on the axis of a curve."""
+    """One figure with its interval; `label` is its tick label on a curve's axis."""
 
     x: float
     mean: float
@@ -35,12 +35,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of several mechanisms: lines over x, or where each has one point, points.
+    """A picture of several mechanisms: lines over x, or points if each has only one.
 
     Attributes:
-        lines: name to points, best first. bold: names that the text speaks of.
-        percent: figures are shares. log: of x. chance: a dotted line.
-        figure: what they are, where they are neither shares nor bits.
+        across: the label of x.
+        lines: the points by name, best first. bold: names that the advice mentions.
+        percent: figures are shares. log: logarithmic x. chance: where to draw a dotted line.
+        figure: the label of figures that are neither shares nor bits.
     """
 
     title: str
@@ -54,7 +55,7 @@ class Chart:
 
     @property
     def up(self) -> str:
-        """What the vertical axis is."""
+        """The label of the vertical axis."""
         return self.figure or ("accuracy" if self.percent else "bits per byte (lower is better)")
 
 
@@ -70,7 +71,7 @@ def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] 
 
 
 def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
-    """Draw a chart in given axes; the names stand to the right of them."""
+    """Draw a chart in given axes, with the names to their right."""
     points = [point for line in chart.lines.values() for point in line]
     ticks = {point.x: point.label for point in points if point.label}
     ink = rcParams["text.color"]
@@ -106,7 +107,7 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
 
 
 def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
-    """The vertical axis holds what there is, and never starts at 0 for its own sake."""
+    """Fit the vertical axis to the data; it need not start at 0."""
     low, high = min(point.low for point in points), max(point.high for point in points)
     margin = 0.05 * (high - low) or 0.01
     axes.set_ylim(max(0.0, low - margin), min(1.01, high + margin) if chart.percent else high + margin)
@@ -120,7 +121,7 @@ def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
 
 
 def _name(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
-    """Names with their last figure beside the axes, as high as their lines end where there is room."""
+    """Write names and last figures beside the axes, at the height of the lines' ends if there is room."""
     if not chart.lines:
         return
     figure = axes.get_figure(root=True)
@@ -144,7 +145,7 @@ def _name(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
 
 
 def spread(wanted: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Heights near those wanted, from 0 to 1 where they fit, no two nearer than `gap`."""
+    """Heights close to `wanted`, at least `gap` apart, and between 0 and 1 if they fit."""
     order = np.argsort(wanted, kind="stable")
     up, down = wanted[order].copy(), wanted[order].copy()
     for index in range(1, len(up)):
@@ -162,7 +163,7 @@ def spread(wanted: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 
 
 def figures_beside(charts: Sequence[Chart], looks: Mapping[str, Style], title: str) -> Figure:
-    """Charts side by side under a title, 12.8 inches wide, for a file with a white ground."""
+    """Charts side by side under a title, 12.8 inches wide, for a file with a white background."""
     with drawing(ink="#22262b", size=10.0):
         figure = Figure(figsize=(12.8, 4.9))
         figure.text(0.03, 0.96, fill(title, 105), fontsize=13, weight="bold", va="top")

@@ -1,8 +1,8 @@
-"""Trained examples that come with the package: what a mechanism that learns has learned, and what it began with.
+"""Trained examples in the package: the learned parameters of mechanisms, and their initial state.
 
 `recipes/trained_examples.py` makes the file: on images a vision transformer of 2 blocks on handwritten digits, 8 x 8
 tokens; on sequences a causal language model of 2 blocks on 128 bytes of English at a time. One seed, 4 heads of width
-16, tables in float16. They are there to be looked at: a picture of one of them is no finding about a mechanism.
+16, tables in float16. They are only illustrations: a picture of one is no evidence about a mechanism.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ SITES = {
     1: Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, Sequence(128), causal=True, init_std=0.1),
     2: Site(HEADS, HEAD_DIM, HEADS * HEAD_DIM, Grid(8, 8), init_std=0.5),
 }
-"""Where they were trained, by the axes of the tokens; the spreads are those of the command's recipes."""
+"""The training sites, by the tokens' number of axes; `init_std` is that of the command's recipes."""
 TRAINED_ON = {1: "English text, where no token sees what follows", 2: "handwritten digits"}
 
 
 def start(name: str, axes: int) -> Mechanism:
-    """The mechanism of a name as its example began."""
+    """A preset as its example was initialized."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return find(name, axes).make(SITES[axes])
 
 
 def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> Mechanism | None:
-    """The mechanism of a name as its example was trained.
+    """A preset with the parameters of its trained example.
 
     Args:
-        name: of a preset.
-        site: where it is to serve; by default where it was trained, with so many `axes`.
+        name: the preset's name.
+        site: the site to use it at; by default its training site with `axes` axes.
 
     Returns:
-        None where there is no example: nothing is learned, heads or widths are others, or tokens lie beyond those that
-        it was trained on and it is not defined there.
+        None if there is no example: it has no parameters, heads or widths differ, or it is not defined on these tokens,
+        which lie outside the trained ones.
     """
     if site is not None:
         axes = site.queries.axes
@@ -59,13 +59,13 @@ def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> 
     mechanism = start(name, axes)
     if site is not None and AS_IS not in mechanism.growth and not _within(site, own):
         return None
-    mechanism.load_state_dict(with_settings(mechanism, state))  # which its name says
+    mechanism.load_state_dict(with_settings(mechanism, state))  # the preset's name determines the settings
     return mechanism if site is None or _serves(mechanism, site) else None
 
 
 @torch.no_grad()
 def _serves(mechanism: Mechanism, site: Site) -> bool:
-    """Whether it is defined on these tokens: vectors of places are on one grid alone."""
+    """Whether it is defined on these tokens: learned position vectors fit only one grid."""
     try:
         for part in mechanism.parts():
             if acts_on_tokens(part):
@@ -78,7 +78,7 @@ def _serves(mechanism: Mechanism, site: Site) -> bool:
 
 
 def _within(site: Site, own: Site) -> bool:
-    """Whether the tokens of a site are among those of another."""
+    """Whether another site contains all tokens of this one."""
     sides = (site.queries,) if site.keys is None else (site.queries, site.keys)
     return not any(
         side.prefix or low < least or high > most

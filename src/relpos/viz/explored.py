@@ -1,14 +1,14 @@
-"""What every mechanism says to keys that are all alike, as plain numbers: the data of the explorer's page.
+"""The effect of every mechanism on scores if all keys are equal, as plain numbers: the data of the explorer's page.
 
-    explored(preset)        {"name": ..., "sequence": {...}, "grid": {...}} as JSON holds it
+    explored(preset)        {"name": ..., "sequence": {...}, "grid": {...}} as in JSON
 
-A number is what position changes in a score: the score with the position less that without it, where the query and
-every key are one vector whose product with itself is `strength`. What is added to scores does not depend on that; what
-turns or multiplies queries and keys does. Vectors that are added to tokens come as their likeness: the cosine of those
-of query and key, less their mean, times `strength`, less `strength`.
+A number is the change of a score: the score with position minus the score without it. The query and every key are one
+vector, whose dot product with itself is `strength`. A bias on scores does not depend on `strength`; a rotation or a
+vector that multiplies queries and keys does. For vectors added to tokens, the number is the cosine of those of query
+and key, after subtracting their mean, times `strength`, minus `strength`.
 
-Where it depends on `offset = query - key` alone, one number an offset is kept, else one a pair. Numbers are whole
-thousandths; None stands for a key that a causal query does not see.
+If it depends only on `offset = query - key`, one number per offset is stored, else one per pair. Numbers are integers
+in thousandths; None marks a key that is masked for a causal query.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_o
 from relpos.viz.examples import HEAD_DIM, HEADS, SEED, SITES
 
 STRENGTHS = (1, 4)
-"""Content scores: of vectors of length 1 where nothing scales them, and of heads 16 wide with numbers of variance 1."""
+"""Scores without position: of vectors of length 1 without scaling, and of heads 16 wide with entries of variance 1."""
 LONG, WIDE = 128, 12
-"""Tokens of a sequence, and of a side of a grid, up to which offsets are kept."""
+"""Tokens of a sequence, and of a grid's side, for which offsets are stored."""
 LENGTHS, SIDES = (16, 32), (6, 8)
-"""Those of which pairs are kept."""
+"""Tokens for which pairs are stored."""
 LONGER = 4
-"""How many times the length of its training a rotation along a sequence is drawn at: some act beyond that alone."""
+"""Rotations along a sequence are drawn at this multiple of the trained length: some act only beyond it."""
 TURNS = 64
-"""Tokens of which the angles of a rotation are kept."""
+"""How many tokens have their rotation angles stored."""
 
 FAMILIES = {
     "none": "No position",
@@ -48,16 +48,16 @@ FAMILIES = {
     "vectors": "Vectors by offset",
     "sum": "Sums",
 }
-"""What pages call the families of mechanisms, in their order."""
+"""The families' titles on pages, in order."""
 
 Maker = Callable[[Site], Mechanism | None]
 
 
 def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
-    """What the page says of a mechanism, and its numbers where it makes sense.
+    """A mechanism's text on the page, and its numbers for the tokens that it supports.
 
     Args:
-        trained: makes what training has made of it for a site, or None where there is no such thing.
+        trained: makes the trained mechanism for a site, or returns None if there is none.
     """
     found: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
     found |= _facts(preset)
@@ -68,7 +68,7 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
         if axes not in preset.token_axes:
             continue
         kept = {"start": _kept(partial(began, preset), long, few)}
-        if trained is not None:  # perhaps on fewer tokens, beyond which it is not defined
+        if trained is not None:  # it may be defined only on fewer tokens
             learned = _kept(trained, long, few) or _kept(trained, few[-1], few)
             kept |= {} if learned is None else {"trained": learned}
         found[name] = kept
@@ -76,12 +76,12 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
 
 
 def _site(tokens: Sequence | Grid) -> Site:
-    """As the trained examples began: the spread of the recipes, and on sequences no token sees what follows."""
+    """The site of the trained examples with these tokens: the recipes' `init_std`, and causal on sequences."""
     return replace(SITES[2 if isinstance(tokens, Grid) else 1], queries=tokens)
 
 
 def began(preset: Preset, site: Site) -> Mechanism:
-    """The mechanism at its start; a rotation along a sequence as it is at four times the length of its training."""
+    """The mechanism before training; a rotation along a sequence is grown to `LONGER` times its trained length."""
     if preset.family != "rotation" or not isinstance(site.queries, Sequence):
         return preset.make(site)
     short = preset.make(replace(site, queries=Sequence(max(1, site.queries.count // LONGER))))
@@ -110,7 +110,7 @@ def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) 
             if (smaller := _made(make, tokens)) is None:
                 continue
             size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
-            with suppress(ValueError):  # a trained table serves the grid that it was trained on alone
+            with suppress(ValueError):  # a trained table fits only its own grid
                 kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
         if not kept["pairs"]:
             return None
@@ -120,7 +120,7 @@ def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) 
 
 
 def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
-    """What position changes in the scores, `[heads or 1, N, N]`, by strength of the content."""
+    """The change of the scores by position, `[heads or 1, N, N]`, for each strength; one if they are equal."""
     found = []
     for strength in STRENGTHS:
         total = torch.zeros(1, tokens.count, tokens.count, dtype=torch.float64)
@@ -140,7 +140,7 @@ def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
 
 
 def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
-    """How alike the vectors of two positions are, `[1, N, N]`."""
+    """Cosine similarity of every two position vectors, mean subtracted, `[1, N, N]`."""
     zeros = torch.zeros(1, tokens.count, HEADS * HEAD_DIM, dtype=torch.float64)
     vectors = part.embed(zeros, tokens)[0]
     unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
@@ -148,9 +148,9 @@ def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
 
 
 def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int) -> Tensor:
-    """Scores with these terms less `strength`, `[heads, N, N]`; NaN for keys that a causal query does not see."""
+    """Scores with these terms minus `strength`, `[heads, N, N]`; NaN for masked keys of a causal query."""
     count = tokens.count
-    causal = bool(terms.of(RowRule))  # those count what a query may see
+    causal = bool(terms.of(RowRule))  # row rules count visible keys
     order = torch.arange(count)
     mask = Mask.causal(order, order) if causal else None
     same = torch.full((1, HEADS, count, HEAD_DIM), (strength / HEAD_DIM) ** 0.5, dtype=torch.float64)
@@ -161,7 +161,7 @@ def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int) -> Tenso
 
 
 def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
-    """One number an offset, `[heads, offsets]` from the lowest on, or None where pairs of one offset differ."""
+    """One number per offset, `[heads, offsets]`, lowest first; None if pairs with the same offset differ."""
     sizes = tokens.sizes if isinstance(tokens, Grid) else (tokens.count,)
     places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
     offset = places[:, None] - places[None]
@@ -171,12 +171,12 @@ def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
     cells = int(index.max()) + 1
     line = torch.zeros(len(scores), cells, dtype=scores.dtype)
     line[:, index.flatten()] = scores.flatten(1)
-    same = torch.allclose(line[:, index], scores, atol=1e-6, rtol=1e-5)  # False where there is a NaN
+    same = torch.allclose(line[:, index], scores, atol=1e-6, rtol=1e-5)  # False if there is a NaN
     return line if same else None
 
 
 def _cosine(mechanism: Mechanism, tokens: Sequence | Grid) -> Tensor | None:
-    """Cosine of the angle by which each pair of dimensions turns at each of the first tokens, `[heads or 1, P * N]`."""
+    """Cosine of the rotation angle of each pair of dimensions at the first tokens, `[heads or 1, P * N]`."""
     for part in parts_of(mechanism):
         if acts_in_attention(part) and (rotation := part.terms(tokens).one(Rotation)) is not None:
             return rotation.query[0, :, :TURNS].cos().mT.flatten(1)
@@ -184,12 +184,12 @@ def _cosine(mechanism: Mechanism, tokens: Sequence | Grid) -> Tensor | None:
 
 
 def _whole(values: Tensor) -> list[list[int | None]]:
-    """Thousandths."""
+    """Integers in thousandths; None for NaN."""
     return [[None if x != x else round(1000 * x) for x in row] for row in values.double().tolist()]
 
 
 def _facts(preset: Preset) -> dict[str, Any]:
-    """Whether it learns, adds vectors to values or tokens, and how many pairs it turns."""
+    """Whether it has parameters, adds vectors to values or tokens, and how many pairs of dimensions it rotates."""
     found: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
     for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):
         if axes not in preset.token_axes:

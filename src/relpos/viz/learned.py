@@ -1,6 +1,6 @@
-"""What a trained model's positions became, as strips: the bias of each head, and how alike position vectors are.
+"""The learned positions of a trained model, as strips: the bias of each head, and the similarity of position vectors.
 
-Offsets are query - key: a head that is high at (row, column) = (1, 0) looks from each patch to the one above.
+Offsets are query - key: a head that is high at (row, column) = (1, 0) attends from each patch to the one above.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ OFFSET = f"offset = query {MINUS} key"
 
 
 def learned_svgs(entries: list[Learned], *, name: str, mechanism: str) -> list[tuple[str, str]]:
-    """One (caption, SVG) for each thing a mechanism learned."""
+    """One (caption, SVG) per learned bias or embedding."""
     found = []
     for index, entry in enumerate(entries):
         strip = _bias(entry) if entry.kind == "bias" else _vectors(entry)

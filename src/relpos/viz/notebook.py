@@ -1,4 +1,4 @@
-"""A mechanism as notebooks show it: the picture of `relpos show`, of the weights that it has."""
+"""A mechanism in notebooks: the picture of `relpos show` with its current parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LENGTH, _GRID = 16, (8, 8)
 
 
 def mechanism_html(mechanism: Mechanism) -> str:
-    """A mechanism drawn where its tokens are; its plain text where it needs tokens that cannot be guessed.
+    """Draw a mechanism on its own tokens; if they cannot be guessed, return its plain text.
 
-    It does not know the attention that it serves, so that heads and widths are tried: those that it names, then the
-    sizes of its parameters.
+    A mechanism does not know its attention, so this tries numbers of heads and widths: those in its attributes, then
+    the sizes of its parameters.
     """
     shapes = [x.shape for x in mechanism.parameters() if x.dim() > 0]
     ends, starts = [shape[-1] for shape in shapes], [shape[0] for shape in shapes]
@@ -46,7 +46,7 @@ def mechanism_html(mechanism: Mechanism) -> str:
 
 
 _TRIED = 6
-"""Sizes that are tried for each."""
+"""How many candidates to try for each size."""
 
 
 def _distinct(sizes: list[int]) -> list[int]:
@@ -54,13 +54,13 @@ def _distinct(sizes: list[int]) -> list[int]:
 
 
 def _named(mechanism: Mechanism, names: tuple[str, ...]) -> list[int]:
-    """Numbers that the mechanism, or a part of it, has under one of these names."""
+    """Positive integers in attributes with these names, of the mechanism or its parts."""
     held = (getattr(part, name, None) for part in mechanism.modules() for name in names)
     return [one for one in held if isinstance(one, int) and not isinstance(one, bool) and one > 0]
 
 
 def _tokens(mechanism: Mechanism) -> list[Sequence | Grid]:
-    """Where its tokens may be, the likeliest first: those that it was built for."""
+    """Candidates for its tokens, the likeliest first: those it was built for."""
     found: list[Sequence | Grid] = []
     for part in mechanism.modules():
         found += [value for value in vars(part).values() if isinstance(value, Sequence | Grid)]

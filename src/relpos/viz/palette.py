@@ -1,8 +1,8 @@
-"""How a mechanism looks, the same on every page: a colour, a dash and a marker, so that colour is never needed.
+"""The look of each mechanism, the same on every page: a colour, a dash and a marker, so that colour is never needed.
 
-Names that relpos knows have a number each, and the number says how they look. The hue tells the family: greys for none,
-oranges for absolute, blues for biases, greens for rotations, teals for vectors, reds and purples for sums. Each colour
-has a darker and a lighter version, for a light and a dark page.
+Each name that relpos knows has a number, which determines its look. The hue shows the family: grey for none, orange for
+absolute, blue for biases, green for rotations, teal for vectors, red and purple for sums. Each colour has a darker and
+a lighter version, for a light and a dark page.
 """
 
 import math
@@ -22,13 +22,13 @@ COLOURS: dict[str, tuple[tuple[str, str], ...]] = {
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.2, 1.6), (5, 1.5, 1, 1.5), (2.5, 1), (7, 1.5))
 MARKERS = ("o", "s", "^", "D", "X", "P", "v")
 LOOKS = math.lcm(len(DASHES), len(MARKERS))
-"""So many numbers have a dash and a marker of their own, whatever the colour."""
+"""How many numbers have a unique pair of dash and marker."""
 WELL_KNOWN = (
     "none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d", "alibi", "sinusoidal_2d",
     "relative_1d", "rotary_1d", "rotary_2d+relative_2d", "kerple_log", "kerple_power", "sandwich", "xpos",
     "sinusoidal_1d", "rotary_1d+t5",
 )  # fmt: skip
-"""They come first, so that those that comparisons take by default have a marker each."""
+"""They come first, so that the defaults of comparisons differ in their markers."""
 MECHANISMS = (
     ("none",),
     ("learned", "sinusoidal_2d", "sinusoidal_1d", "tupe"),
@@ -39,7 +39,7 @@ MECHANISMS = (
     ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed"),
     ("learned+relative_2d", "rotary_2d+relative_2d", "rotary_1d+t5"),
 )  # fmt: skip
-"""By family: in this order they take its colours."""
+"""The names by family; this order assigns the family's colours."""
 CHOICES = (
     ("full", "local", "sparse", "linear", "flash", "multi-query", "grouped-query"),
     ("layernorm", "rmsnorm", "groupnorm", "qk-norm"),
@@ -50,13 +50,13 @@ NUMBERS = {
     for names in (dict.fromkeys(sum(MECHANISMS, WELL_KNOWN)), *CHOICES)
     for number, name in enumerate(names)
 }
-"""Those of one page differ; a new name is put at the end of its tuple, so that few looks change."""
+"""Numbers on one page differ. Append a new name at the end of its tuple, so that few looks change."""
 SHADES = {name: shade for names in (*MECHANISMS, *CHOICES) for shade, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
 class Style:
-    """`dash` is on, off, on, off in line widths, empty for a whole line; `marker` is matplotlib's."""
+    """`dash` is on, off, on, off in line widths, empty for a solid line; `marker` is matplotlib's."""
 
     colour: str
     dash: tuple[float, ...]
@@ -64,10 +64,10 @@ class Style:
 
 
 def styles(families: Mapping[str, str]) -> dict[str, Style]:
-    """The looks of the mechanisms of one comparison, from the family of each.
+    """The looks of the mechanisms of one comparison, from their families.
 
-    A name without a number gets one from its letters, the next where another mechanism of the comparison has it. So no
-    two of up to `LOOKS` look alike.
+    A name without a number gets one from its CRC-32, or the next free one in this comparison. So up to `LOOKS`
+    mechanisms all look different.
     """
     numbers = {name: NUMBERS[name] for name in families if name in NUMBERS}
     for name in sorted(set(families) - set(numbers)):
@@ -83,7 +83,7 @@ def styles(families: Mapping[str, str]) -> dict[str, Style]:
 
 
 def variable(colour: str) -> str:
-    """The page's name of a colour, which follows light and dark."""
+    """The CSS variable of a colour, which changes between light and dark."""
     return f"var(--c{colour[1:]})"
 
 
@@ -97,7 +97,7 @@ def stylesheet(light: str = ":root", dark: str | None = None) -> str:
 
     Args:
         light: the selector of a light page.
-        dark: that of a dark one; None where the reader's system says which it is.
+        dark: the selector of a dark page; None to follow the reader's system.
     """
     on_light, on_dark = (";".join(f"--c{pair[0][1:]}:{pair[index]}" for pair in pairs()) for index in (0, 1))
     if dark is not None:

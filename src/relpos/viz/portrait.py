@@ -1,8 +1,8 @@
-"""What a position mechanism says, as plain numbers for a picture: what `relpos show` draws, and no drawing.
+"""The numbers of a position mechanism for the pictures of `relpos show`; nothing is drawn here.
 
-A bias is drawn over its offsets, a rotation by its angles and by the score it leaves to one vector that stands at every
-position, vectors on tokens by themselves and by how alike they are, anything else by what it adds to the scores of that
-same vector. `offset = query - key` throughout.
+A bias is shown over its offsets. A rotation is shown by its angles, and by the scores if one vector is the query and
+key at every position. Vectors on tokens are shown as they are, and by their similarity. Any other mechanism is shown by
+what it adds to the scores of that same vector. `offset = query - key` throughout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from relpos.viz.strips import MINUS, Axis, Bars, Maps, Strip, Words, counted, he
 
 HEADS_AT_MOST = 16
 MATRIX_AT_MOST = 32
-"""Tokens up to which all pairs are drawn; beyond, one query."""
+"""Up to this many tokens all pairs are drawn; with more, one query."""
 SIMILARITY_AT_MOST = 256
-"""Patches of a grid up to which each is compared with each."""
+"""Up to this many patches of a grid, all pairs are compared."""
 
 OFFSET = f"offset = query {MINUS} key"
 ADDED = "added to the score"
@@ -33,9 +33,9 @@ ADDED = "added to the score"
 
 @dataclass(frozen=True)
 class View:
-    """What is looked at: the tokens, the width of a head, of a token, and one query, or None for all.
+    """The part to show: the tokens, the heads, the widths of a head and of a token, and one query, or None for all.
 
-    `query` counts tokens from 0, prefix tokens left out.
+    `query` counts tokens from 0, without prefix tokens.
     """
 
     tokens: Sequence | Grid
@@ -51,7 +51,7 @@ class View:
 
     @property
     def chosen(self) -> int:
-        """The query that stands for all where there is no room for all: the one asked for, or the middle one."""
+        """The query to draw if all do not fit: the requested one, or the middle one."""
         if self.query is not None:
             return self.query
         if isinstance(self.tokens, Grid):
@@ -61,7 +61,7 @@ class View:
 
     @property
     def chosen_name(self) -> str:
-        """The same in words."""
+        """The name of that query."""
         if isinstance(self.tokens, Grid):
             return "query ({}, {})".format(*divmod(self.chosen, self.tokens.sizes[1]))
         return f"query {self.chosen}"
@@ -69,7 +69,7 @@ class View:
 
 @torch.no_grad()
 def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip]:
-    """One strip or more for each part of a mechanism; `where` says which layer it is, where that matters."""
+    """One strip or more for each part of a mechanism; `where` names the layer if needed."""
     found: list[Strip] = []
     for part in parts:
         name = f"{type(part).__name__}{where}"
@@ -83,7 +83,7 @@ def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip
 
 
 def _nothing(view: View, name: str) -> list[Strip]:
-    """No position: nothing is added to any score, and the picture is flat."""
+    """No position: scores stay unchanged, and the picture is flat."""
     text = "Nothing is added to tokens or to scores: attention sees a set, and every position looks the same to it."
     zeros = torch.zeros(1, view.count)
     return [Words(name, text), _row(zeros, view, f"{name}: bias, {view.chosen_name} and every key", ADDED)]
@@ -163,9 +163,9 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
 
 
 def _other(terms: Terms, view: View, name: str) -> list[Strip]:
-    """Whatever needs content: what it adds to the scores of one vector at every position."""
+    """Terms that depend on queries and keys: what they add to the scores of one vector at every position."""
     title = f"{name}: what it adds to the score of one vector of length 1 that stands at every position"
-    causal = bool(terms.of(RowRule)) and isinstance(view.tokens, Sequence)  # those count what the query may see
+    causal = bool(terms.of(RowRule)) and isinstance(view.tokens, Sequence)  # row rules count visible keys
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
         return [_matrix(_scores(terms, view, list(range(view.count)), causal=causal) - 1, view, title, ADDED)]
@@ -174,10 +174,10 @@ def _other(terms: Terms, view: View, name: str) -> list[Strip]:
 
 
 def _scores(terms: Terms, view: View, queries: list[int], *, causal: bool = False) -> Tensor:
-    """Scores `[H, queries, keys]` where q = k = one vector of length 1, whose numbers are all equal; scale 1.
+    """Scores `[H, queries, keys]` for q = k = one vector of length 1 with equal entries; scale 1.
 
-    NaN for keys that a causal query does not see. A head axis of 1 where all heads are alike. The softmax's weights and
-    normaliser give scores back: log w + lse.
+    NaN for masked keys of a causal query. The head axis is 1 if all heads are equal. The scores come from the softmax's
+    weights and normaliser: log w + lse.
     """
     prefix, count = view.tokens.prefix, view.tokens.count
     same = torch.full((1, view.num_heads, count, view.head_dim), view.head_dim**-0.5, dtype=torch.float64)
@@ -226,7 +226,7 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
 
 
 def _row(values: Tensor, view: View, title: str, label: str, *, limit: float | None = None) -> Strip:
-    """What one query says to every key: a map where the keys lie on a grid, bars along a sequence.
+    """The values of one query for every key: a map for keys on a grid, bars for a sequence.
 
     `values` is `[heads, keys]` or `[heads, 1, keys]`.
     """
@@ -248,7 +248,7 @@ def _matrix(values: Tensor, view: View, title: str, label: str, *, limit: float 
 
 
 def _numbers(values: Tensor) -> NDArray[np.float64]:
-    """`[heads, ...]`, as many heads as a picture holds."""
+    """`[heads, ...]` as NumPy, with at most `HEADS_AT_MOST` heads."""
     plain: NDArray[np.float64] = values[:HEADS_AT_MOST].double().cpu().numpy()
     return plain
 

@@ -1,15 +1,16 @@
 """Learned positions in a model's weights, found by the names of its parameters; no model is built.
 
     name ends with                     shape                what it is
-    relative_attention_bias(.weight)   [buckets, H]         T5: a bias a bucket of distances
+    relative_attention_bias(.weight)   [buckets, H]         T5: a bias per bucket of distances
     relative_position_bias_table       [L, H] or [L + 3, H] Swin; BEiT, whose last three rows are the class token's
-    tables.0, tables.1                 [L, H]               a bias an axis
-    rel_embeddings(.weight)            [2 k, E]             DeBERTa: a vector a bucket, which meets queries and keys
-    rel_pos_h, rel_pos_w, rel_pos.0    [2 n - 1, D]         SAM, MViTv2: a vector an offset along an axis, meets queries
-    key_vectors, value_vectors         [2 k + 1, D]         Shaw: a vector a clipped offset
+    tables.0, tables.1                 [L, H]               a bias per offset along an axis
+    rel_embeddings(.weight)            [2 k, E]             DeBERTa: a vector per bucket, multiplied by queries and keys
+    rel_pos_h, rel_pos_w, rel_pos.0    [2 n - 1, D]         SAM, MViTv2: a vector per axis offset, multiplied by queries
+    key_vectors, value_vectors         [2 k + 1, D]         Shaw: a vector per clipped offset
 
-Offset is query - key everywhere. What names and shapes leave open (T5's largest distance, which is not stored, or a
-table for windows that are not square) is taken from `config.json` or from a stored `relative_position_index`, or said.
+Offset is query - key everywhere. Names and shapes do not determine T5's largest distance, which is not stored, or the
+sides of a window that is not square. They come from `config.json` or a stored `relative_position_index`; else a note or
+a reason says so.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from relpos.viz.strips import Axis, Bars, Maps, heads_named, offsets_of
 
 Values = NDArray[np.float64]
 _T5_DISTANCE, _DEBERTA_EPS = 128, 1e-7
-"""What the published configurations have where none is stored."""
+"""Values of the published configurations, used if none are stored."""
 _ADDED, _LENGTH = "added to the score", "length of the vector"
 _PREFIX = ("class to patch", "patch to class", "class to class")
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What one parameter says of position.
+    """The learned position in one parameter.
 
     Attributes:
-        name: of the parameter. kind: what it is, in words.
-        heads: how many it has a bias for; 0 where heads share it.
-        offsets: which it is for, in words.
-        pictures: to draw. note: what else to know, one or two sentences.
-        rest: a table of what has no offset: its columns, then a row a head.
+        name: the parameter's name. kind: its description.
+        heads: the number of heads with a bias; 0 if they share it.
+        offsets: its offsets, in words.
+        pictures: what to draw. note: one or two sentences of remarks.
+        rest: a table of values without an offset: the column titles, then one row per head.
     """
 
     name: str
@@ -64,10 +65,10 @@ class _LeftOutError(Exception):
 
 
 def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[list[Stored], list[tuple[str, str]]]:
-    """What is found, in the order of the layers, and the names that are left out, each with the reason.
+    """The learned positions found, in layer order, and the names left out, each with the reason.
 
     Args:
-        config: what stands in `config.json` beside the weights; {} without one.
+        config: the content of `config.json` beside the weights; {} without one.
     """
     found: list[Stored] = []
     left: list[tuple[str, str]] = []
@@ -90,12 +91,12 @@ def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple
 
 
 def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
-    """A name's words and numbers: layer 10 comes after layer 9, and a decoder after the encoder."""
+    """A sort key: layer 10 comes after layer 9, and the decoder after the encoder."""
     return "decoder" in name, [(int(word), "") if word.isdecimal() else (-1, word) for word in name.split(".")]
 
 
 def _replaced_by(name: str, tensors: StoredTensors) -> str | None:
-    """The mechanisms that `replace_position` has put in the place of a model's own table; None where it is its own."""
+    """The name of the mechanisms by which `replace_position` replaced a model's own table; None if it did not."""
     parts = name.split(".")
     for depth in range(len(parts)):
         instead = ".".join((*parts[:depth], "positions"))
@@ -165,7 +166,7 @@ def _of_window(name: str, values: Values, height: int, width: int, prefix: int) 
 
 
 def _window(name: str, rows: int, tensors: StoredTensors) -> tuple[int, int, int]:
-    """Rows and columns of a table's window, and its rows for a class token."""
+    """Rows and columns of a table's window, and its number of rows for a class token."""
     index = f"{name.rpartition('.')[0]}.relative_position_index".lstrip(".")
     if len(tensors.shapes.get(index, ())) == 2:
         pairs = tensors.read(index)
@@ -211,7 +212,7 @@ def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Map
 
 
 def _normed(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> tuple[Values, str | None]:
-    """Vectors as attention meets them, and the name of the norm: DeBERTa's encoder has one for them alone, or none."""
+    """Vectors after the LayerNorm that DeBERTa's encoder may have for them, and its name; None without one."""
     norm = f"{name.removesuffix('.weight').rpartition('.')[0]}.LayerNorm".lstrip(".")
     shapes = [tensors.shapes.get(f"{norm}.{parameter}") for parameter in ("weight", "bias")]
     if shapes != [values.shape[1:]] * 2:
@@ -233,7 +234,7 @@ def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[
 
 
 def _of_vectors(values: Values, axis: Axis) -> tuple[Maps | Bars, ...]:
-    """How long the vectors are, and how alike every two of them, of which at most `_ALIKE` are compared."""
+    """The lengths of the vectors, and the similarity of every two of at most `_ALIKE` of them."""
     lengths = np.linalg.norm(values, axis=1)
     every = -(-len(values) // _ALIKE)
     centred = (values - values.mean(axis=0))[::every]
@@ -254,7 +255,7 @@ def _odd(values: Values) -> int:
 
 
 def _is_causal(name: str, tensors: StoredTensors) -> bool:
-    """Whether the layers of a table see the past alone."""
+    """Whether the layers with this table are causal."""
     if "decoder" in name:
         return True
     if any("encoder" in other for other in tensors.shapes):
@@ -265,7 +266,7 @@ def _is_causal(name: str, tensors: StoredTensors) -> bool:
 
 
 def _is_image(name: str, tensors: StoredTensors) -> bool | None:
-    """Whether the tokens of a table are patches: what the nearest module around it embeds; None where no name says."""
+    """Whether a table's tokens are patches, by the embedding in the nearest enclosing module; None if unknown."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         around = "".join(f"{part}." for part in parts[:depth])
@@ -286,7 +287,7 @@ def _range(low: int, high: int) -> str:
 
 _ALIKE = 64
 _WRITERS = "wte|embed_tokens|lm_head|token_embed"
-"""What models that write text call their embedding of words: GPT-2, Llama, relpos."""
+"""Names of the word embedding in models that generate text: GPT-2, Llama, relpos."""
 _WORDS = rf"(?:{_WRITERS}|word_embeddings|shared)\."
 _AXES = {"rel_pos_h": "row", "rel_pos_w": "column", "0": "row", "1": "column"}
 _Make = Callable[[str, Values, StoredTensors, Mapping[str, Any]], Stored]

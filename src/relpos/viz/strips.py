@@ -1,10 +1,10 @@
-"""What a position mechanism says, as a picture: strips of panels, heads side by side on one scale.
+"""A position mechanism as a picture: strips of panels, heads side by side on one scale.
 
-Colour is never needed to read a sign. A map whose cells are large enough prints its numbers; smaller cells carry a
-small + or - where the value is beyond 2% of the scale; where cells are too small for that, values below zero are
-hatched. In strips of bars positive values stand above the line and negative ones below.
+The sign is readable without colour. Large cells of a map contain their numbers. Smaller cells contain + or - if the
+value exceeds 2% of the scale. If cells are too small for that, negative values are hatched. Bars for positive values
+are above the line, those for negative ones below.
 
-Nothing here knows mechanisms: whoever draws makes `Maps`, `Bars` and `Words` of plain numbers.
+Nothing here depends on mechanisms: callers make `Maps`, `Bars` and `Words` from plain numbers.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from relpos.files.writing import write_whole
 from relpos.viz.canvas import drawing, legible, readers_fonts, to_png
 
 DIVERGING = "PuOr_r"
-"""Purple for less, orange for more, near white for zero: told apart without red or green."""
+"""Purple for less, orange for more, nearly white for zero: no need to distinguish red and green."""
 HEADS_IN_A_ROW = 4
 MINUS = "\N{MINUS SIGN}"
 INK = "#22262b"
 MUTED = "#5c6670"
 ENDINGS = ("png", "svg", "pdf")
-"""What `save_picture` writes, by the file's ending."""
+"""The file endings that `save_picture` supports."""
 DOTS_PER_INCH = 150
 MARKED_FROM = 1 / 50
-"""The part of the scale beyond which a cell carries its sign."""
+"""The fraction of the scale from which a cell shows its sign."""
 NUMBER_POINTS, MARK_POINTS = 25.0, 5.2
-"""How wide a cell must be to hold a number, and to hold a sign."""
+"""The smallest width of a cell with a number, and with a sign, in points."""
 NUMBERS_FROM = 0.1
-"""The scale from which two decimals say enough."""
+"""The smallest scale for which two decimals suffice."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a map or of bars: what it is, the coordinate of its first cell, and which cells have a tick."""
+    """One axis of a map or of bars: its label, the coordinate of its first cell, and its ticks."""
 
     label: str
     first: float = 0
@@ -61,15 +61,15 @@ class Maps:
     """Heat maps side by side on one scale, symmetric around zero.
 
     Attributes:
-        title: what they are.
-        names: what stands above each map.
-        values: `[maps, rows, columns]`; not-a-number leaves a cell blank.
+        title: the title of the strip.
+        names: the title of each map.
+        values: `[maps, rows, columns]`; NaN leaves a cell blank.
         rows, columns: the axes.
-        scale: what the colours mean.
-        limit: the end of the scale; by default the largest value.
-        own_scales: each map has its own scale and no colour bar, for quantities that cannot be compared.
+        scale: the meaning of the colours.
+        limit: the end of the scale; by default the largest magnitude.
+        own_scales: each map has its own scale and no colour bar, for incomparable quantities.
         marked: coordinates (row, column) of a cell to outline: the query, or the zero offset.
-        shares: which maps are a softmax's weights, written in percent.
+        shares: indices of maps with softmax weights, shown in percent.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Values along one axis, panels side by side on one scale: `values` is `[panels, places]`, as in `Maps`."""
+    """Values along one axis, panels side by side on one scale; as in `Maps`, but `values` is `[panels, places]`."""
 
     title: str
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Words:
-    """A strip that has nothing to draw and says why."""
+    """A strip of text that says why there is nothing to draw."""
 
     title: str
     text: str
@@ -107,7 +107,7 @@ Strip = Maps | Bars | Words
 
 
 def sheet(likeness: NDArray[np.float64], rows: int, columns: int, title: str, label: str) -> Maps:
-    """A small map for each patch, laid out as the patches lie, with a gap of one cell between them."""
+    """A small map for each patch, arranged like the patches, one cell apart."""
     whole = np.full((rows * (rows + 1) - 1, columns * (columns + 1) - 1), np.nan)
     for index, one in enumerate(likeness):
         top, left = (index // columns) * (rows + 1), (index % columns) * (columns + 1)
@@ -119,7 +119,7 @@ def sheet(likeness: NDArray[np.float64], rows: int, columns: int, title: str, la
 
 
 def alone(strip: Maps | Bars) -> Figure:
-    """One strip for a page, which has the title in its own words."""
+    """One strip for a page, which shows the title itself."""
     with drawing(size=8.5):
         figure = Figure(figsize=_size(strip), layout=ConstrainedLayoutEngine(w_pad=0.06, wspace=0.03))
         part: Any = figure.subfigures(1, 1)
@@ -146,13 +146,13 @@ def picture(title: str, note: str, strips: list[Strip]) -> Figure:
         below = 1 - (0.18 + 0.22 * (head.count("\n") + 1)) * inch
         parts[0].text(0.1 / width, below, body, color=MUTED, va="top", linespacing=1.3)
         for part, strip in zip(parts[1:], strips, strict=True):
-            # A title on the left of its strip, in the strip's own first line.
+            # The title is at the left, on the strip's first line.
             headline = fill(strip.title, int(width * 11.5))
             part.suptitle(headline, x=0.1 / width, ha="left", weight="bold", fontsize=9)
             match strip:
                 case Maps():
                     own = _size(strip)[0]
-                    # Narrow maps stand at the left, under their title.
+                    # Narrow maps are at the left, under their title.
                     ratios = [own, width - own] if width - own > 0.6 else [1.0]
                     _draw_maps(part.subfigures(1, len(ratios), squeeze=False, width_ratios=ratios)[0, 0], strip)
                 case Bars():
@@ -163,7 +163,7 @@ def picture(title: str, note: str, strips: list[Strip]) -> Figure:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write the picture as its ending says, one of `ENDINGS`."""
+    """Write the picture in the format of the path's ending, one of `ENDINGS`."""
     if path.suffix.lower() == ".png":
         to_png(figure, path, dots_per_inch=DOTS_PER_INCH)
         return
@@ -240,7 +240,7 @@ def _draw_maps(part: SubFigure, strip: Maps) -> None:
 def _draw_map(
     axes: Axes, strip: Maps, values: NDArray[np.float64], limit: float, written: Callable[[float], str]
 ) -> tuple[AxesImage, bool]:
-    """One map, and whether its negative cells are hatched."""
+    """Draw one map; return it and whether its negative cells are hatched."""
     rows, columns = values.shape
     left, top = strip.columns.first - 0.5, strip.rows.first - 0.5
     extent = (left, left + columns, top + rows, top)
@@ -279,7 +279,7 @@ def _mark_signs(
     points: float,
     written: Callable[[float], str],
 ) -> bool:
-    """Say the sign without colour: numbers, + and -, or hatching, by the size of a cell. True where hatched."""
+    """Show signs without colour: numbers, + and -, or hatching, by the size of a cell. True if hatched."""
     rows, columns = values.shape
     if points >= NUMBER_POINTS and limit >= NUMBERS_FROM:
         for row, column in np.ndindex(rows, columns):
@@ -301,7 +301,7 @@ def _mark_signs(
 
 
 def _hatch_negative(axes: Axes, values: NDArray[np.float64], limit: float, first: tuple[float, float]) -> bool:
-    """Hatch the cells below zero: neighbours in a row as one rectangle."""
+    """Hatch negative cells; neighbours in a row form one rectangle."""
     below = np.nan_to_num(values) <= -MARKED_FROM * limit
     look = _hatch(axes)
     for row in np.flatnonzero(below.any(axis=1)):
@@ -349,33 +349,33 @@ def _draw_bars(part: SubFigure, strip: Bars) -> None:
 
 
 def signed_number(value: float) -> str:
-    """+0.5, 0, or -0.5 with a real minus sign, as short as it is exact."""
+    """+0.5, 0, or -0.5 with a real minus sign, up to four digits."""
     return "0" if abs(value) < 1e-12 else f"{value:+.4g}".replace("-", MINUS)
 
 
 def short_share(value: float) -> str:
-    """A softmax's weight in a cell: in percent, and never 0."""
+    """A softmax weight for a cell: in percent, never 0."""
     return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}" if value >= 0.001 else "<0.1%"
 
 
 def short_number(value: float) -> str:
-    """What stands in a cell: two decimals, three digits at most, a sign where it is not zero."""
+    """A number for a cell: two decimals, or three digits from 10 on, and a sign unless it is zero."""
     text = f"{value:+.2f}" if abs(value) < 10 else f"{value:+.3g}"
     return "0" if float(text) == 0 else text.replace("-", MINUS)
 
 
 def symmetric_limit(values: NDArray[np.float64]) -> float:
-    """The end of a scale from -limit to limit that holds every value; 1 where all are zero."""
+    """The limit of a scale from -limit to limit that contains every value; 1 if all are zero."""
     return float(np.abs(values).max()) or 1.0
 
 
 def heads_named(count: int) -> tuple[str, ...]:
-    """What stands above each panel."""
+    """The panels' titles."""
     return tuple(f"head {head}" for head in range(count)) if count > 1 else ("",)
 
 
 def offsets_of(low: int, span: int) -> tuple[tuple[float, str], ...]:
-    """Ticks at the ends, at zero, and half-way where there is room."""
+    """Ticks at the ends, at zero, and half-way if there is room."""
     high = low + span - 1
     ends = {low, 0, high} | ({low // 2, -(-high // 2)} if span > 10 else set())
     return tuple((at, f"{at:+d}".replace("-", MINUS) if at else "0") for at in sorted(ends))

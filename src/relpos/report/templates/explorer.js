@@ -1,5 +1,5 @@
 "use strict";
-// Draws what the data holds for the chosen mechanism, tokens, head and query. Nothing is loaded.
+// Draws the data of the chosen mechanism, tokens, head and query. Nothing is loaded.
 const entries = JSON.parse(document.getElementById("data").textContent);
 const byName = new Map(entries.map((entry) => [entry.name, entry]));
 const at = (id) => document.getElementById(id);
@@ -17,7 +17,7 @@ function kept(state) {
   return place[state.weights] || place.start;
 }
 
-// The numbers of a head for all pairs: change(query, key), null where the key is hidden.
+// The numbers of a head for all pairs: change(query, key), null if the key is masked.
 function scores(state) {
   const data = kept(state), n = state.size, grid = state.tokens === "grid";
   const count = grid ? n * n : n, strengths = data.offsets || data.pairs[n];
@@ -123,7 +123,7 @@ function drawAttention(state, of) {
     const spot = [[Math.floor(state.query / of.n), state.query % of.n, 1, 1]];
     paint(canvas, of.n, of.n, (r, c) => mixed(ground, ink, weights[r * of.n + c] / top), spot);
   } else {
-    const tall = 200; // bars, with a line where no position would have them
+    const tall = 200; // bars, with a line at their height without position
     const line = tall - Math.round((flat / top) * tall), red = dark.matches ? [255, 160, 80] : [194, 87, 12];
     const bar = (r, c) => (r === line ? red : tall - r <= Math.round((weights[c] / top) * tall) ? (c === state.query ? mixed(ink, red, 0.5) : ink) : ground);
     paint(canvas, tall, of.n, bar);
@@ -164,7 +164,7 @@ function draw() {
   history.replaceState(null, "", `#${known}`);
 }
 
-// What can be chosen follows from what there is.
+// The choices follow from the data.
 function fit(keepSize, keepQuery) {
   const entry = byName.get(at("mechanism").value), tokens = at("tokens");
   for (const option of tokens.options) option.disabled = !entry[option.value];
@@ -231,7 +231,7 @@ at("controls").addEventListener("input", (event) => {
   draw();
 });
 at("controls").addEventListener("submit", (event) => event.preventDefault());
-// Light or dark as the system has it, or as a page says around this one that has a switch of its own.
+// Light or dark as in the system, or as set by an enclosing page with its own switch.
 function shade(is) {
   dark.matches = is;
   inDark.forEach((rule) => { rule.media.mediaText = is ? "all" : "not all"; });

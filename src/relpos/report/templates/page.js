@@ -1,5 +1,5 @@
-// Tables sorted by a press on a heading: figures highest first, names from A on; then the other way round. What was not
-// measured stays at the end, and the other rules of a mechanism stay below its best.
+// Sort a table by a click on a heading: figures highest first, names from A; a second click reverses the order. Missing
+// figures stay at the end, and a mechanism's other rules stay below its best.
 document.documentElement.className = "scripted";
 document.querySelectorAll("table.sortable").forEach((table) => {
   const headings = [...table.tHead.rows[0].cells];
@@ -26,7 +26,7 @@ document.querySelectorAll("table.sortable").forEach((table) => {
     });
   });
 });
-// A button that copies a box of code; where copying is not allowed, the text is selected instead.
+// A button that copies a box of code; if copying is not allowed, it selects the text instead.
 document.querySelectorAll("pre.copyable").forEach((box) => {
   const button = document.createElement("button");
   Object.assign(button, { type: "button", className: "copy", textContent: "Copy" });
