@@ -99,7 +99,7 @@ class Block:
 
     @cached_property
     def most_keys(self) -> int:
-        """The keys of the widest tile that has a window, without those of a prefix."""
+        """The number of keys, without prefix keys, of the widest tile that has a window."""
         windows = (tile for tile in self.tiles if not tile.has_only_prefix_keys and tile.keys.step is None)
         return max((tile.count - tile.prefix_keys for tile in windows), default=0)
 
