@@ -1,9 +1,9 @@
 """Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
 
-A module offers its mechanisms in a list `PRESETS`; nobody edits a registry. Names joined with `+` are sums:
-`learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found
-alike, and so is an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them.
-Results and files have the name, never the alias.
+A module lists its mechanisms in `PRESETS`; there is no registry to edit. Names joined with `+` are sums:
+`learned+relative_2d`. A preset is found by its name (`relative_2d`), which may also be a module's (`none`, `learned`),
+or by an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them. Results and
+files have the name, never the alias.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Preset:
             scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
         aliases: what else people call it.
-        near: names of what it is not, each with the difference: a person who types one is told.
+        near: names of similar mechanisms, each with the difference, for the message to a person who types one.
     """
 
     name: str
@@ -88,7 +88,7 @@ def presets() -> dict[str, Preset]:
 
 
 def sum_of(*names: str) -> Callable[[Site], Mechanism]:
-    """What builds the sum of several presets."""
+    """A function that builds the sum of several presets."""
 
     def build(site: Site) -> Mechanism:
         first, *rest = (find(name).make(site) for name in names)
@@ -165,7 +165,7 @@ def create_position(
     init_std: float = 0.02,
     trainable: bool = True,
 ) -> Mechanism:
-    """The mechanism of a name: what a model of that `position` and the command train. Its repr is its constructor.
+    """Build a mechanism by name, as models with that `position` and the command do. Its repr is its constructor.
 
     Args:
         name: of a preset, an alias, or several joined with `+`: `relpos list positions` has them.
@@ -175,9 +175,9 @@ def create_position(
         keys: coordinates of the key tokens; default the queries.
         embed_dim: width of a token, E; `num_heads * head_dim` where left out.
         causal: whether a query sees only what comes before it.
-        init_std: standard deviation that learned tables start from. Models have 0.02; the command's recipes have 0.5
+        init_std: standard deviation that learned tables start from. Models use 0.02; the command's recipes use 0.5
             on images and 0.1 on text.
-        trainable: False for parameters that stay as they start.
+        trainable: False for frozen parameters.
 
     Returns:
         The mechanism.

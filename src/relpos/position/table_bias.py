@@ -1,4 +1,4 @@
-"""A bias whose value at each offset is a row of a learned table: the rows follow from the line, and are kept on it."""
+"""A bias whose value at each offset is a row of a learned table. The rows depend on the line, and are cached on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TableBias(OffsetBias):
 
     @abstractmethod
     def _table(self) -> Float[Tensor, "R H"]:
-        """The learned numbers, one column a head."""
+        """The learned numbers, one column per head."""
 
     @abstractmethod
     def _row_of(self, offsets: Offsets) -> Int[Tensor, " L"]:
@@ -27,10 +27,10 @@ class TableBias(OffsetBias):
 
     @abstractmethod
     def _settings(self) -> Hashable:
-        """The settings that decide which rows are read, beside the offsets."""
+        """The settings that, with the offsets, decide which rows are read."""
 
     def _in_order(self, offsets: Offsets) -> bool:
-        """Whether the line reads the rows as they stand, each once."""
+        """Whether the line reads all rows in order, each once."""
         return False
 
     def _rows(self, offsets: Offsets) -> Rows:
@@ -45,7 +45,7 @@ class TableBias(OffsetBias):
 
     def _on(self, line: Lines) -> Terms:
         prefix_apart = line.length != line.layout.tokens and not self._answers_for_prefix
-        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # it says something else
+        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # it is overridden
             return super()._on(line)
         table = at_least_float32(self._table())
         rows = keep(line, self._settings(), table.device, lambda: self._rows(line.offsets()))
