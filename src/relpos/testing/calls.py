@@ -47,7 +47,7 @@ def make_inputs(case: SuiteCase, dtype: torch.dtype, batch: int = BATCH) -> Atte
 
 
 def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Tensor:
-    """`relpos.attention` under a mechanism; under its terms, of which it has none, where it acts on tokens alone."""
+    """`relpos.attention` under a mechanism; under its terms, which are empty, if it acts on tokens alone."""
     given: Any = position
     if position.acts_on_tokens and not position.acts_in_attention:
         with pytest.raises(ValueError, match=r"embed\(\)"):
