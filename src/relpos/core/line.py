@@ -258,7 +258,7 @@ def _side(
 
 
 def _paired(queries: Coordinates, keys: Coordinates | None, remedy: str) -> Coordinates:
-    """The keys, by default the queries; both are coordinates of as many axes."""
+    """The keys, by default the queries; raises unless both have equally many axes."""
     require_coordinates(queries, "queries")
     keys = queries if keys is None else keys
     require_coordinates(keys, "keys")

@@ -65,7 +65,7 @@ class DecomposedPosition(Mechanism):
         rel_pos: one `[2 W - 1, D]` per axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
 
     Raises:
-        ValueError: an argument out of its range; in `terms`, coordinates that are no grids with as many axes.
+        ValueError: an argument out of its range; in `terms`, coordinates that are not grids with as many axes.
 
     Examples:
         >>> vectors = relpos.DecomposedPosition(head_dim=16, window_size=(4, 6))

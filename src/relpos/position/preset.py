@@ -183,7 +183,7 @@ def create_position(
         The mechanism.
 
     Raises:
-        ValueError: no such name, a position that makes no sense on tokens with so many axes, or sizes that it cannot
+        ValueError: no such name, a position that makes no sense on tokens with that many axes, or sizes that it cannot
             have.
 
     Examples:

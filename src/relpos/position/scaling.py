@@ -154,8 +154,8 @@ class YaRN:
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
-        beta_fast: pairs that make at least so many turns in the trained context are kept.
-        beta_slow: pairs that make at most so many turns are interpolated.
+        beta_fast: pairs that make at least this many turns in the trained context are kept.
+        beta_slow: pairs that make at most this many turns are interpolated.
         magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
             are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.

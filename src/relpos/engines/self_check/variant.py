@@ -38,7 +38,7 @@ FEW = 256
 BATCH, KEY_HEADS, SHARING = 2, 2, 2
 _PREFIX = 3
 _CELLS = (16, 32, 64)
-"""Grid widths up to which tiles differ."""
+"""Grid widths are rounded up to these; tiles differ between them."""
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {

@@ -173,7 +173,7 @@ def _narrow_bytes(lines: Lines) -> int:
 
 
 def readable(x: Tensor) -> Tensor:
-    """A tensor that the kernels can read: with a last stride of 1, and offsets within a tile that fit in 32 bits."""
+    """The tensor, if the kernels can read it (last stride 1, offsets within a tile in 32 bits); else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) * spans.COARSE < 2**31 else x.contiguous()
 
 

@@ -30,7 +30,7 @@ from relpos.engines.streaming.plan.hankel import HankelPlan
 _ROWS = 1024
 """Target rows of a kernel call; from 768 on, the kernel uses blocks of 256."""
 _BLOCKS = ((768, 256), (192, 64), (0, 32))
-"""(Rows of a call, rows of the kernel's blocks from there on.)"""
+"""Pairs (minimum rows of a call, rows of the kernel's blocks)."""
 _PAIRS, _MOST_PAIRS = 2**20, 2**24
 """Target pairs of a kernel call, 4 MiB of mask; and the maximum, for many threads with heads of their own, or for long
 grid rows."""
@@ -50,7 +50,7 @@ def suits(call: Call) -> bool:
 
 
 def _pieces(ramp: Ramp, tokens: int) -> list[tuple[int, int]]:
-    """Cut a grid's first axis into equal ranges of about so many tokens."""
+    """Cut a grid's first axis into equal ranges of about `tokens` tokens."""
     rows = ramp.sizes[0]
     step = -(-rows // max(1, round(math.prod(ramp.sizes) / tokens)))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]

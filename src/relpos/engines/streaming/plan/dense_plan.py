@@ -28,7 +28,7 @@ from relpos.engines.streaming.plan.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
 MOST_ROWS = 256
-"""The most rows of a block under a mask."""
+"""Maximum rows of a block under a mask."""
 
 
 class DensePlan(TilePlan):

@@ -107,7 +107,7 @@ class HankelPlan(TilePlan):
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
         # a share has all query heads of a key head; with vectors, of the whole batch, which adds to the same sums
         shares = self.heads // self.groups * (1 if self.vectors else self.batch)
-        self.share_count = 1 if self.by_block or bfloat16 else shares  # threads make bfloat16 no faster, only larger
+        self.share_count = 1 if self.by_block or bfloat16 else shares  # in bfloat16, threads only cost memory
 
     @staticmethod
     def supports(call: Call) -> bool:

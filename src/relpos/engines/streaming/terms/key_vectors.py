@@ -162,7 +162,7 @@ class KeyProducts(KeyVectors):
             self._finish_head(self.d_products, chunk, d_k)
 
     def _finish_head(self, d_products: Float[Tensor, "_ M"], chunk: Chunk, d_k: KeyGradient | None) -> None:
-        """Multiply the sums of a head's gradient."""
+        """Add a head's gradients of keys and vectors, from the summed gradient of its products."""
         k = self.with_bias(chunk.heads.plain_k[0], chunk)
         d_x = torch.mm(d_products.mT, self.of_head(self.vectors, chunk)).mul_(self.scale)
         self.d_of_head(chunk).addmm_(d_products, k, alpha=self.scale)

@@ -33,7 +33,7 @@ class VectorTerm:
     Attributes:
         by_entry: whether `vectors` and their gradient have a row for each entry, `[1 or H, L, D]`, instead of the
             term's own rows and one of zeros, `[1 or H, R + 1, D]`.
-        index: the row of the term that each entry reads; None if entry i reads row i.
+        index: the row of the term that each entry reads; None if each entry has its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
     """
 
