@@ -139,9 +139,7 @@ class HankelPlan(TilePlan):
         few = [block for block in self._blocks if block.skew == 0]
         if self.keeps_sums or not few:
             return [(self.head_slices(), self._blocks)]
-        most = min(
-            self._most_heads(few), self.groups if self.groups > 1 else self.heads
-        )  # keys of two groups would be copied
+        most = min(self._most_heads(few), self.groups if self.groups > 1 else self.heads)  # two groups' keys are copied
         passes = [(self._slices(most), few), (self.head_slices(), self._blocks[len(few) :])]
         return [(heads, blocks) for heads, blocks in passes if blocks]
 
