@@ -34,7 +34,7 @@ def shape_of(x: object) -> str:
     if isinstance(x, Tensor):
         dtype = str(x.dtype).removeprefix("torch.")
         if x.is_nested:
-            return f"a nested tensor of dtype {dtype}"  # and no shape
+            return f"a nested tensor of dtype {dtype}"  # which has no shape
         layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.').strip('_')} "
         return f"a {layout}tensor of shape {tuple(x.shape)} and dtype {dtype}"
     if x is None:
@@ -57,7 +57,7 @@ def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
         return None
     try:
         return ask(x).tolist()
-    except RuntimeError:  # the transform maps over it
+    except RuntimeError:  # a transform maps over it
         return None
 
 
@@ -223,7 +223,7 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
 
 
 def require_wide(x: Tensor, name: str, why: str) -> None:
-    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, terms too."""
+    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, including terms."""
     if x.dtype not in (torch.float32, torch.float64):
         remedy = (
             f"{why} Where FSDP casts what enters a sharded block, make the terms inside that block, or give its policy "

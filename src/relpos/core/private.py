@@ -77,7 +77,7 @@ def inside_transform() -> bool:
     forward mode, which `inside_forward_mode` detects."""
     try:
         return _peek() is not None
-    except TypeError:  # it takes arguments now
+    except TypeError:  # a newer one takes arguments
         return False
 
 

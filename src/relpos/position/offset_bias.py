@@ -113,7 +113,7 @@ class OffsetBias(Mechanism):
     def _on(self, line: Lines) -> Terms:
         """Its terms on a line."""
         offsets = line.offsets()
-        with without_autocast(line.query.device):  # values are computed in float32, also there
+        with without_autocast(line.query.device):  # values are computed in float32, also under autocast
             values = self.bias(offsets)
             if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
                 fail(

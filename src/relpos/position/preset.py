@@ -28,15 +28,15 @@ class Preset:
     """A mechanism under a name.
 
     Attributes:
-        name: what the command line calls it.
-        title: what a page calls it.
-        build: makes it for a site; `make` is what to call.
+        name: its name on the command line.
+        title: its name on pages.
+        build: makes it for a site; call `make` instead.
         summary: two sentences for someone who meets it first: what it is, what to expect.
         source: the paper and section.
         family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
             scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
-        aliases: what else people call it.
+        aliases: its other names.
         near: names of similar mechanisms, each with the difference, for the message to a person who types one.
     """
 
@@ -71,7 +71,7 @@ def presets() -> dict[str, Preset]:
     """
     found: dict[str, Preset] = {}
     aliases: dict[str, tuple[str, str]] = {}  # the module and the name of the first preset that has it
-    package = sys.modules["relpos.position"]  # whose path others may extend
+    package = sys.modules["relpos.position"]  # other packages may extend its path
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
             if preset.name in found:
@@ -141,7 +141,7 @@ def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
     if isinstance(name, str) and name not in known:
         aliased = [preset for preset in known.values() if name in preset.aliases]
         serving = [preset for preset in aliased if axes is None or axes in preset.token_axes]
-        if aliased:  # the one that serves fewest other tokens is made for these
+        if aliased:  # the one for the fewest kinds of tokens is made for these
             return min(serving or aliased, key=lambda preset: 0 if axes is None else len(preset.token_axes))
         for preset in known.values():
             if name in dict(preset.near):

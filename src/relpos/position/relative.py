@@ -332,7 +332,7 @@ class RelativePositionBias(TableBias):
         return resized
 
     def extend(self, length: int) -> RelativePositionBias:
-        """A copy for a longer sequence whose farthest offsets have the rows of the farthest trained ones.
+        """A copy for a longer sequence; offsets beyond the trained ones have the rows of the farthest trained ones.
 
         Raises:
             ValueError: a 2-D table.

@@ -158,12 +158,12 @@ class RotaryEmbedding(Mechanism):
         own = super()._arguments()
         if self.rotary_dim == self.head_dim - self.head_dim % (2 * self.axes):
             own["rotary_dim"] = None
-        if self.scaling is not None and self.trained_length is not None:  # it has grown, which no constructor says
+        if self.scaling is not None and self.trained_length is not None:  # it was grown, which no argument tells
             own |= {"trained_length": None, "beyond": AS_IS}
         return own
 
     def _differing(self, own: Settings, saved: Settings) -> list[str]:
-        unknown = None in (own.get("trained_length"), saved.get("trained_length"))  # which changes nothing by itself
+        unknown = None in (own.get("trained_length"), saved.get("trained_length"))  # None changes nothing by itself
         return [one for one in super()._differing(own, saved) if not (one == "trained_length" and unknown)]
 
     def _remedy(self, saved: Settings, names: list[str]) -> str:
@@ -177,7 +177,7 @@ class RotaryEmbedding(Mechanism):
         numbers = next(iter(wanted.values()))
         factor = numbers.get("factor", 1) if isinstance(numbers, dict) else 1
         length = max(1, round(self.trained_length * factor))
-        for rule in RULES[1:]:  # one of which may be how it came to be
+        for rule in RULES[1:]:  # one of these may have made it
             if plain(self.grow(Sequence(length), rule).scaling) == wanted:
                 before = "" if self.scaling is None else "Build the model as it was before it was grown. "
                 return f"{before}Call model.grow({length}, {rule!r}) before loading."
@@ -210,7 +210,7 @@ class RotaryEmbedding(Mechanism):
         return grown
 
     def bands(self, length: int) -> Scaled:
-        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what is rotated."""
+        """The frequency of each pair of an axis in a context of `length` tokens, and the magnitude."""
         pairs = self.rotary_dim // (2 * self.axes)
         if self.scaling is None:
             return frequencies(pairs, self.base), 1.0

@@ -92,7 +92,7 @@ class RotaryMixed(Mechanism):
         return cls(site.num_heads, site.head_dim)
 
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "_ H N P"]:
-        """How far each token turns in each head, in radians, float64."""
+        """The angles of each token in each head in radians, float64."""
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes != 2:
             fail("coordinates with 2 axes", repr(coordinates), "Write Grid(rows, columns).")

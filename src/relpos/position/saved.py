@@ -73,7 +73,7 @@ class SavesSettings(Located):
         """What to do if settings of these names were saved with other values."""
         return "Build it with the saved settings, then load."
 
-    def _encoded(self) -> torch.Tensor:  # a name that modules of mechanisms know, where it becomes theirs
+    def _encoded(self) -> torch.Tensor:  # a separate name; `__init_subclass__` assigns it
         """The settings as a state dict holds them, as bytes. PyTorch knows this method as `get_extra_state`."""
         self._check_landed()
         return encoded(self._settings_here())

@@ -50,6 +50,6 @@ class TableBias(OffsetBias):
         table = at_least_float32(self._table())
         rows = keep(line, self._settings(), table.device, lambda: self._rows(line.offsets()))
         values = read(table, rows)
-        if values.dim() != 2 or values.shape[1] != line.length:  # another table was put in its place
-            return super()._on(line)  # which says so
+        if values.dim() != 2 or values.shape[1] != line.length:  # the table was replaced
+            return super()._on(line)  # which raises
         return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._beside()))

@@ -8,7 +8,7 @@ from relpos.core.checks import require_flag
 
 
 class Trainable(nn.Module):
-    """A module whose parameters are frozen, or let learn, together."""
+    """A module whose parameters are frozen or unfrozen together."""
 
     _frozen_by_name = False  # whether it was frozen itself, not as a part of a model
 

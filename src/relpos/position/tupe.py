@@ -119,7 +119,7 @@ class TUPEPosition(Mechanism):
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """Those of learned positions."""
+        """The same as for learned positions."""
         return self.places.growth
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:

@@ -95,5 +95,5 @@ def require_same_gradients(one: Tensor, other: Tensor, leaves: dict[str, Tensor]
 
 def with_parameters(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     """q, k, v and every parameter by name."""
-    parameters = {f"parameter {name}": x for name, x in mechanism.named_parameters()}  # one may be called v
+    parameters = {f"parameter {name}": x for name, x in mechanism.named_parameters()}  # a parameter may be named v
     return {"q": q, "k": k, "v": v, **parameters}

@@ -95,7 +95,7 @@ class ModuleTests(SuiteBase):
                 continue
             kept = parameter.detach().clone()
             with torch.no_grad():
-                parameter.mul_(1 + 2**-27)  # rounded to float32 it is what it was
+                parameter.mul_(1 + 2**-27)  # float32 rounds this away
             after = _learned(mechanism.terms(case.queries, case.keys))
             assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), (
                 f"in float64, terms round {name} to float32; compute them from relpos.at_least_float32({name}), which "

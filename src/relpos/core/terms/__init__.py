@@ -1,4 +1,4 @@
-"""What a position mechanism says to attention: a small closed set of frozen terms.
+"""What position mechanisms pass to attention: a small closed set of frozen terms.
 
 The score of query i and key j in head h is, in this order,
 

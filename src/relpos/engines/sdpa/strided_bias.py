@@ -101,7 +101,7 @@ class Reading:
             window = window.to(self.wide)
         if call.mask is not None:
             window = _masked(window, call.mask, self.shape[3])
-        q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
+        q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel requires it
         window = window.contiguous() if self.few else window.flip(-1).contiguous()
         view = window.as_strided(self.shape, (0, window.stride(0), 1, 1))
         if self.few:  # a row has the last key first here

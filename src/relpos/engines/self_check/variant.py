@@ -47,7 +47,7 @@ TOKENS: dict[tuple[Size, bool], int] = {
 """About how many tokens a small call has, by whether they are few: several of the largest tiles, of 128 tokens, the
 last one partial ("odd") or all full."""
 _CUT: dict[Size, int] = {"odd": 38, "full": 128}
-"""How many keys fewer than queries there are, if their numbers differ."""
+"""How many fewer keys than queries there are, if their numbers differ."""
 
 
 class Variant(NamedTuple):

@@ -163,7 +163,7 @@ class HankelPlan(TilePlan):
         return self._blocks
 
     def _most_heads(self, blocks: Sequence[Block]) -> int:
-        """How many heads at once some blocks are computed for."""
+        """The number of heads per chunk for some blocks."""
         most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
         most_rows = max((block.count for block in blocks), default=1)
         return 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))

@@ -32,7 +32,7 @@ from relpos.engines.streaming.terms.key_vectors import KeyBands, KeyProducts, Ke
 from relpos.engines.streaming.terms.vector_term import VectorTerm, add_sums
 
 _MOST_VECTORS = 1024
-"""The most vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""
+"""Maximum vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""
 
 
 class Vectors:
