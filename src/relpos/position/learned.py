@@ -146,9 +146,7 @@ class LearnedPositionEmbedding(Mechanism):
             tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
-        return torch.cat(
-            [prefix, rest[:, low : low + places.length]], dim=1
-        )  # of a Sequence; no places give no vectors
+        return torch.cat([prefix, rest[:, low : low + places.length]], dim=1)  # of a Sequence, which may have no places
 
     def resize(self, size: int | tuple[int, ...]) -> LearnedPositionEmbedding:
         """A copy for another grid (bicubic, antialiased) or sequence length (linear); prefix vectors are kept.
