@@ -1,7 +1,7 @@
 """The core: coordinates, lines, terms, masks. Knows neither mechanisms nor engines.
 
-Data flows  coordinates -> mechanism -> terms -> attention.  This package holds the first, the third, and what engines
-share below them.
+Data flows  coordinates -> mechanism -> terms -> attention.  This package holds coordinates, terms, and the code that
+engines share.
 """
 
 from relpos.core.algebra import Term, Terms

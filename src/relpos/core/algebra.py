@@ -1,4 +1,4 @@
-"""How terms come together: `a + b`, and where contradictions show.
+"""How terms combine: `a + b`, and which terms contradict each other.
 
 `Terms` is an ordered, immutable collection. Each kind of term defines in `join` how it combines with another of its
 kind: two rotations, two soft caps, two sinks or two different scales raise; line biases on the same lines are added
@@ -28,7 +28,7 @@ class Term(Movable):
     Attributes:
         adds_scores: whether it adds to the scores or the sum of their exponentials; without such terms, attention is
             PyTorch's own.
-        meets_plain: whether its scores depend on queries or keys, which are then those before rotation.
+        meets_plain: whether its scores depend on queries or keys, which it takes unrotated.
     """
 
     adds_scores: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class Term(Movable):
         """Raise unless it fits the queries, keys and values of a call.
 
         Raises:
-            ValueError: what was expected of it, what it is and what to do.
+            ValueError: it does not fit; the message says what was expected, what came and what to do.
         """
 
     def scores(
@@ -59,12 +59,12 @@ class Term(Movable):
 
         Args:
             q: not rotated, float32 or wider.
-            k: alike, the keys repeated to the query heads.
+            k: the same for keys, repeated to the query heads.
             scale: of the content product.
-            allowed: where the mask lets a pair through, None for everywhere.
+            allowed: True where the mask allows a pair; None for everywhere.
 
         Returns:
-            What broadcasts to `[B, H, N, M]`; None of a term that adds nothing to the score.
+            A tensor that broadcasts to `[B, H, N, M]`; None if the term adds nothing to the score.
         """
         return None
 
@@ -97,7 +97,7 @@ class Terms(Movable):
 
     Args:
         terms: in order; two line biases on the same lines become one.
-        items: the same by name.
+        items: the same by keyword.
 
     Raises:
         ValueError: no terms, or two that contradict each other.

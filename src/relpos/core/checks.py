@@ -23,8 +23,8 @@ def fail(expected: str, came: str, remedy: str) -> NoReturn:
 
 
 def without_remedy(error: Exception) -> Exception:
-    """The same error for who reads a file. What a caller is told to do, such as to choose another name, would change
-    what the file says of its weights."""
+    """The same error for readers of a file. The remedy for a caller, such as another name, would change what the file
+    says about its weights."""
     fault = getattr(error, "fault", None)
     return error if fault is None else ValueError(fault)
 
@@ -34,7 +34,7 @@ def shape_of(x: object) -> str:
     if isinstance(x, Tensor):
         dtype = str(x.dtype).removeprefix("torch.")
         if x.is_nested:
-            return f"a nested tensor of dtype {dtype}"  # and no shape
+            return f"a nested tensor of dtype {dtype}"  # which has no shape
         layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.').strip('_')} "
         return f"a {layout}tensor of shape {tuple(x.shape)} and dtype {dtype}"
     if x is None:
@@ -51,13 +51,13 @@ def shape_of(x: object) -> str:
 
 
 def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
-    """The value of `ask(x)` as Python numbers, or None where it would have to be waited for: on a device other
-    than the CPU, or while a compiler or a function transform traces."""
+    """The value of `ask(x)` as Python numbers, or None where it cannot be read at once: on a device other than the CPU,
+    or while a compiler or a function transform traces."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
     try:
         return ask(x).tolist()
-    except RuntimeError:  # the transform maps over it
+    except RuntimeError:  # a transform maps over it
         return None
 
 
@@ -81,16 +81,16 @@ AS_DENSE = "Convert it: x.to_dense(), or x.to_padded_tensor(0.0)."
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether a tensor has a number at every index: it is neither sparse nor nested, nor in a layout of one library."""
+    """Whether a tensor has a number at every index: it is neither sparse nor nested, nor in a library's own layout."""
     return x.layout is torch.strided and not x.is_nested
 
 
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""The dtypes that are computed with. PyTorch has others of floating point (8 bits), which few of its operators take."""
+"""The dtypes for computation. PyTorch has other floating-point dtypes (8 bits), which few of its operators support."""
 
 
 def require_computed(x: Tensor, name: str, remedy: str) -> None:
-    """Raise unless a tensor is in one of the dtypes that are computed with."""
+    """Raise unless a tensor has a dtype in `COMPUTED`."""
     if x.dtype in COMPUTED:
         return
     if x.is_floating_point():
@@ -127,8 +127,8 @@ def require_int(x: object, name: str, *, at_least: int | None, remedy: str | Non
 
 
 def require_fits(x: object, name: str) -> None:
-    """Raise where an integer has more than the 64 bits that PyTorch gives it; not while a graph is traced, where a size
-    may be a symbol and the question would bound it."""
+    """Raise if an integer does not fit PyTorch's 64 bits. Not checked while a graph is traced, where a size may be a
+    symbol, which the check would bound."""
     if isinstance(x, int) and not torch.compiler.is_compiling() and not -(2**63) <= x < 2**63:
         fail(f"{name} to be an integer of at most 64 bits", shape_of(x), f"Pass a smaller number for {name}.")
 
@@ -136,7 +136,7 @@ def require_fits(x: object, name: str) -> None:
 def consecutive(part: slice, count: int | None) -> tuple[int, int] | None:
     """Start and stop of a slice of at least one consecutive token out of `count`.
 
-    None where `count` is not known and the slice alone does not say.
+    None if `count` is not known and the slice alone does not determine them.
     """
     if count is None and part.stop is not None and min(part.start or 0, part.stop) >= 0:
         count = part.stop
@@ -153,15 +153,15 @@ def require_flag(x: object, name: str, remedy: str = "Pass one of them.") -> Non
 
 
 NO_OTHER = "There is no other here: weights that were trained with one compute something else under these."
-"""In place of "Choose one of them", where weights of another fit into the same shapes."""
+"""Replaces "Choose one of them" if weights of another choice have the same shapes."""
 
 
 def require_choice(x: object, name: str, choices: tuple[str, ...], remedy: str = "") -> None:
     """Raise unless `x` is one of the names in `choices`.
 
     Args:
-        remedy: what to do, where trained weights say which it is; "Choose one of them" would be harm there, and so
-            would be a name that is not very near.
+        remedy: what to do if trained weights determine the choice. Then "Choose one of them" would do harm, and so
+            would a suggestion that is not very near.
     """
     if x not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -171,8 +171,8 @@ def require_choice(x: object, name: str, choices: tuple[str, ...], remedy: str =
 
 
 def require_name(name: object, known: Iterable[str], what: str, aliases: Iterable[str] = ()) -> None:
-    """Raise unless `name` is one of the known ones; the message offers the nearest, of aliases too. `what` has its
-    article."""
+    """Raise unless `name` is one of the known ones; the message offers the nearest, aliases included. `what` includes
+    its article."""
     names = list(known)
     if not isinstance(name, str) or name not in names:
         came = repr(name) if isinstance(name, str) else shape_of(name)
@@ -192,15 +192,15 @@ def require_probability(x: object, name: str) -> None:
         fail(f"{name} to be a number in [0, 1)", shape_of(x), remedy)
 
 
-_LARGEST = sys.float_info.max  # a whole number above it is no float any more
+_LARGEST = sys.float_info.max  # a larger integer has no float
 
 
 def require_number(x: object, name: str, bound: Literal["above 0", "of at least 0"], remedy: str) -> None:
-    """Raise unless `x` is a finite number within the bound (a bool is none).
+    """Raise unless `x` is a finite number within the bound (a bool is not a number).
 
     Args:
-        remedy: of a number out of the bound. What is no number, such as a tensor with one, is to be made one: another
-            number in its place would be wrong.
+        remedy: for a number out of the bound. For anything else, such as a tensor, the message asks for a Python
+            number.
     """
     if not _is_number(x):
         fail(f"{name} to be a number {bound}", shape_of(x), _AS_NUMBER.format(name))
@@ -223,7 +223,7 @@ def require_floating(x: object, name: str, *, dims: int) -> None:
 
 
 def require_wide(x: Tensor, name: str, why: str) -> None:
-    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, terms too."""
+    """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, including terms."""
     if x.dtype not in (torch.float32, torch.float64):
         remedy = (
             f"{why} Where FSDP casts what enters a sharded block, make the terms inside that block, or give its policy "
@@ -246,7 +246,7 @@ _WITHOUT_NUMBERS = (
 
 
 CPU = torch.device("cpu")
-"""What devices are compared with: to ask one for its type takes longer, for that makes a string."""
+"""For comparing devices: `device.type` is slower, because it makes a string."""
 
 
 _WITHOUT_AUTOCAST = ("meta", "vulkan", "lazy")
@@ -255,19 +255,19 @@ Dynamo of torch 2.10 and 2.11 cannot trace it."""
 
 
 def _autocast(device: torch.device) -> str | None:
-    """The type of a device where autocast is on."""
+    """The type of a device if autocast is on there, else None."""
     kind = "cpu" if device == CPU else device.type
     return kind if kind not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind) else None
 
 
 def under_autocast(x: Tensor) -> tuple[torch.dtype, bool]:
-    """The dtype in which `x` takes part, autocast's where that is on, which leaves float64 alone; and whether it is."""
+    """The dtype in which `x` is computed (autocast's if that is on, except for float64), and whether autocast is on."""
     kind = _autocast(x.device)
     return (x.dtype if kind is None or x.dtype == torch.float64 else torch.get_autocast_dtype(kind)), kind is not None
 
 
 def dtype_under_autocast(x: Tensor) -> torch.dtype:
-    """The dtype in which `x` takes part."""
+    """The dtype in which `x` is computed."""
     return under_autocast(x)[0]
 
 
@@ -275,13 +275,13 @@ _NOTHING = nullcontext()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast off on a device; nothing to enter where it is off."""
+    """A context with autocast off on a device."""
     kind = _autocast(device)
     return _NOTHING if kind is None else torch.autocast(kind, enabled=False)
 
 
 def require_like(x: Tensor, name: str, weight: Tensor) -> None:
-    """Raise unless `x` can meet a layer's `weight`: on its device, in its dtype, or one that autocast makes so."""
+    """Raise unless `x` fits a layer's `weight`: on its device, and in its dtype, possibly by autocast."""
     require_device(x, name, weight.device, f"Move the {name} or the module with .to(device).")
     if dtype_under_autocast(x) != dtype_under_autocast(weight):
         wanted = f"{name} in {str(weight.dtype).removeprefix('torch.')}, as the layer's weights are"
@@ -289,10 +289,10 @@ def require_like(x: Tensor, name: str, weight: Tensor) -> None:
 
 
 def require_tokens(x: object, width: int, weight: Tensor, *, jagged: bool = False) -> None:
-    """Raise unless `x` holds floating-point tokens `[B, N, width]` that can meet a layer's `weight`.
+    """Raise unless `x` holds floating-point tokens `[B, N, width]` that fit a layer's `weight`.
 
     Args:
-        jagged: whether each element of the batch may have a length of its own, for layers that see one token at a time.
+        jagged: whether lengths may differ within the batch, for layers that see one token at a time.
     """
     tensor = isinstance(x, Tensor) and (is_dense(x) or (jagged and x.layout is torch.jagged))
     if not tensor or x.dim() != 3 or x.shape[2] != width or not x.is_floating_point():  # type: ignore[attr-defined]

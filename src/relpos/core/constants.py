@@ -1,10 +1,10 @@
-"""Numbers that a host knows, as a tensor on a device: bucket edges, slopes, frequencies.
+"""Python numbers as a tensor on a device: bucket edges, slopes, frequencies.
 
-A copy from the host makes a GPU wait, and a CUDA graph refuses it while it is captured. So on other devices than the
-CPU the tensor is kept, by its numbers, dtype and device, and is there from the second call on: it is never written to.
-A compiled graph copies them in every call: its numbers may be symbols, of which nothing can be kept.
+A copy from the host makes a GPU wait, and is forbidden while a CUDA graph is captured. So on devices other than the CPU
+the tensor is cached by its numbers, dtype and device, and never written to. A compiled graph copies the numbers in
+every call: they may be symbols, which cannot be cached.
 
-What is kept is kept for good, so nothing that depends on a length goes through `constant`: `passing` is for that.
+Cached tensors are never freed, so nothing that depends on a length goes through `constant`: `passing` is for that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def constant(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch
 
 
 def passing(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.device) -> Shaped[Tensor, " n"]:
-    """The same of numbers that change from call to call: nothing is kept, and still nothing copied from the host.
+    """The same for numbers that change from call to call: not cached, and still not copied from the host.
 
-    A kernel a number, each with its number as an argument: where there is a formula, compute on the device instead.
+    It launches one kernel per number, with the number as an argument. If there is a formula, compute on the device.
     """
     if keeps(device):
         return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
@@ -33,11 +33,11 @@ def passing(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.
 
 
 def keeps(device: torch.device) -> bool:
-    """Whether a tensor of the host's numbers on `device` is worth keeping, and can be kept."""
+    """Whether a tensor of Python numbers on `device` is worth caching, and can be cached."""
     return not (device.type == "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
 
 
-@cache  # and never dropped: a captured graph may read any of them, at any time
+@cache  # never dropped: a captured graph may read any of them at any time
 def _kept(numbers: tuple[int | float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # whoever asks first, autograd may save it later
+    with torch.inference_mode(False):  # autograd may save it later
         return torch.tensor(numbers, dtype=dtype, device=device)

@@ -145,7 +145,7 @@ class Grid:
         return torch.stack([grid.flatten() for grid in grids], dim=-1)
 
     def raster(self) -> Sequence:
-        """The same tokens as a one-axis mechanism sees them: raster order, the prefix a prefix still."""
+        """The same tokens as a one-axis mechanism sees them: in raster order, with the prefix."""
         return Sequence(math.prod(self.sizes), prefix=self.prefix)
 
 
@@ -157,8 +157,8 @@ class Positions:
         values: with `low` and `high` numbers, one axis: `[N]` or `[B, N]`; with tuples of A numbers: `[N, A]` or
             `[B, N, A]`. Integers; floating point serves rotations only.
         low: the smallest coordinate that each axis can take. A plain number, so that no engine has to read the tensor
-            to learn the shape of the work; the range may be wider than the tensor's own, never narrower (checked on CPU
-            alone: elsewhere it would synchronise).
+            to learn the shape of the work; the range may be wider than the tensor's own, never narrower (checked only
+            on CPU: elsewhere it would synchronise).
         high: the largest coordinate that each axis can take.
         prefix: tokens before these that have no position. They are counted, and are not in `values`.
 
@@ -225,7 +225,7 @@ class Positions:
         return self.values.to(device)
 
     def raster(self) -> Positions:
-        """These positions where there is one axis; several axes have no raster order."""
+        """These positions, if they have one axis; several axes have no raster order."""
         if self.axes != 1:
             fail(
                 "coordinates with one axis or a Grid for a one-axis mechanism",
@@ -237,7 +237,7 @@ class Positions:
 
 Coordinates = Sequence | Grid | Positions
 COORDINATES = (Sequence, Grid, Positions)
-"""The same for `isinstance`: Dynamo of torch 2.10 cannot ask about a union that has a name."""
+"""The same for `isinstance`: Dynamo of torch 2.10 does not support a named union there."""
 
 
 def _check_range(values: Shaped[Tensor, "*B N A"], low: tuple[int, ...], high: tuple[int, ...]) -> None:

@@ -1,9 +1,9 @@
 """`values[h, query[i] - key[j] + origin]` for every pair: a line bias written out, for engines that are dense anyway.
 
-The forward reads `values` at `lines.index()`. The backward is a sum along diagonals in a fixed order. Where the lines
-are regular it needs no sorting: with keys reversed, every diagonal is an anti-diagonal, and a row of n numbers written
-into a buffer with rows one longer than they are read back with shifts each row by one, so that anti-diagonals become
-columns. Axes are summed one after another. This stores several N x M tensors; `streaming` and `triton` do not.
+The forward reads `values` at `lines.index()`. The backward is a sum along diagonals in a fixed order. For regular lines
+it needs no sorting. With keys reversed, every diagonal is an anti-diagonal. Rows are written into a buffer and read
+back as rows one entry shorter, which shifts each row by one: anti-diagonals become columns. Axes are summed one after
+another. This stores several N x M tensors; `streaming` and `triton` do not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from relpos.core.gather import at_least_float32, lookup, segment_sum
 from relpos.core.line import Lines, Ramp
 
 _FEW_PAIRS = 2**13
-"""Up to which the sum of pairs one after another is faster, and hardly less exact than that along diagonals."""
+"""Maximum pairs for which a sequential sum is faster than one along diagonals, and hardly less exact."""
 
 
 def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
     """`out[i - j + m - 1] = sum of x[i, j]`: the sums along the n + m - 1 diagonals."""
     n, m = x.shape[-2:]
-    wide = F.pad(x.flip(-1), (0, n))  # and no slice written to: with sizes that are symbols torch 2.10 loses it
+    wide = F.pad(x.flip(-1), (0, n))  # no slice is written to: with symbolic sizes torch 2.10 loses it
     skewed = wide.flatten(-2)[..., : n * (n + m - 1)]
     return torch.unflatten(skewed, -1, (n, n + m - 1)).sum(dim=-2)
 
@@ -44,7 +44,7 @@ def _gradient(
     query_sizes: tuple[int, ...],
     key_sizes: tuple[int, ...],
 ) -> Float[Tensor, "H L"]:
-    """d(values) for regular lines. What follows the tensors is `_about(lines)`."""
+    """d(values) for regular lines. The arguments after the tensors are `_about(lines)`."""
     wide = at_least_float32(gradient)
     result = wide.new_zeros(wide.shape[0], length)
     cells = wide[:, rows:, columns:]
@@ -65,17 +65,17 @@ def _gradient(
 
 
 def _about(lines: Lines) -> tuple[int, int, int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """What `_gradient` has to know of regular lines."""
+    """What `_gradient` needs to know about regular lines."""
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
-    lowest = query.start - (key.start + key.extent) + lines.origin  # above 0 in a part of the lines
+    lowest = query.start - (key.start + key.extent) + lines.origin  # above 0 in narrowed lines
     return lines.origin, lines.length, lowest, query.prefix, key.prefix, query.sizes, key.sizes
 
 
 class _Expand(torch.autograd.Function):
-    """`values` at every pair. The sizes of both sides come as shapes of tensors without elements, and all else as one
-    integer each, since Dynamo of torch 2.10 mixes up symbols that are inside of anything."""
+    """`values` at every pair. The sizes of both sides come as shapes of empty tensors, and all else as single integers,
+    since Dynamo of torch 2.10 mixes up symbols inside containers."""
 
     generate_vmap_rule = True
 
@@ -99,7 +99,7 @@ class _Expand(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """`_Expand` outside of transforms and compiled graphs, in the form that costs a third in Python."""
+    """`_Expand` outside of transforms and compiled graphs, with a third of the Python overhead."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, lines: Lines) -> Tensor:
@@ -112,10 +112,10 @@ class _Read(torch.autograd.Function):
 
 
 def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
-    """`values` at every pair of regular lines; autograd does not see through it.
+    """`values` at every pair of regular lines, without autograd.
 
-    With `values` reversed, a pair of cells reads at `c - query + key`: row after row of keys a stretch of it, for the
-    next query one earlier. So the rows of all queries, the last first, are one view, which is turned round once:
+    With `values` reversed, a pair of cells reads entry `c - query + key`: each row of keys reads consecutive entries,
+    and the next query reads one entry earlier. So the rows of all queries, last first, are one view, flipped once:
 
         reversed          v6 v5 v4 v3 v2 v1 v0
         query 1, 0, as    v5 v4 v3                  (rows of the view overlap)
@@ -168,7 +168,7 @@ def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor,
         return segment_sum(columns, index, lines.length).T
     whole = gradient.sum(dim=0) if gradient.dim() == 4 else gradient
     pairs = whole.shape[1] * whole.shape[2]
-    if pairs <= _FEW_PAIRS and whole.device.type == "cpu":  # one after another there, and so in a fixed order
+    if pairs <= _FEW_PAIRS and whole.device.type == "cpu":  # sequential there, and so in a fixed order
         wide, index = at_least_float32(whole).reshape(whole.shape[0], pairs), lines.index().view(1, -1)
         sums = wide.new_zeros(whole.shape[0], lines.length).scatter_add_(1, index.expand_as(wide), wide)
         return sums.to(gradient.dtype)
@@ -184,7 +184,7 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
             return written_out(values, lines)
         read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
         return read
-    key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes no tensor twice
+    key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes a tensor only once
     *integers, query_sizes, key_sizes = _about(lines)
     shapes = (values.new_empty(0, *sizes) for sizes in (query_sizes, key_sizes))
     result: Tensor = _Expand.apply(values, lines.query, key, *shapes, *integers)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Reading tables by index, with a gradient that is the same on every run.
+"""Table lookup by index, with a gradient that is the same on every run.
 
-`lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order. A CPU adds entries one after
-another. Elsewhere they are sorted by the row they read, ties by their order, and each row's sum runs over its own
-entries alone. No atomics, so two runs on one machine agree bit for bit, on GPU as well. Sums run in float32 or wider.
+`lookup(table, index)` is `table[index]`. Its backward is a segment sum in a fixed order. A CPU adds entries in order.
+Other devices sort the entries stably by the row they read, and sum each row's entries separately. There are no atomics,
+so two runs on one machine agree bit for bit, also on GPU. Sums run in float32 or wider.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from relpos.core.private import inside_transform
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x` itself in float32 or float64, else a float32 copy: what is learned is computed with in float32 or wider.
+    """`x` itself in float32 or float64, else a float32 copy: mechanisms use their parameters in float32 or wider.
 
-    In a model in half precision a mechanism's own arithmetic then loses nothing, and in float64, in which gradients
-    are checked, nothing is rounded to float32 as it would be by `x.float()`.
+    In a half-precision model, a mechanism's own arithmetic then loses nothing. In float64, which gradient checks use,
+    nothing is rounded to float32, as `x.float()` would do.
 
     Args:
-        x: of any floating dtype, a parameter for the most part; the gradient comes in its own.
+        x: a tensor of any floating dtype, usually a parameter; its gradient has the dtype of `x`.
 
     Raises:
         ValueError: `x` is no tensor.
@@ -53,13 +53,13 @@ def ordered_segment_sum(
 
 
 def _adds_in_order(values: Tensor) -> bool:
-    """Whether PyTorch's own `index_add`, also as the gradient of `index_select`, adds one after another: a compiler's
-    may not."""
+    """Whether PyTorch's own `index_add`, also as the gradient of `index_select`, adds in order; compiled code may
+    not."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _sorted(index: Int[Tensor, " I"], rows: int) -> tuple[Int[Tensor, " I"], Int[Tensor, " R"]]:
-    """The order that sorts an index, ties as they come, and where each row begins in it; and the end."""
+    """The stable order that sorts an index, and where each row begins in it, plus the end."""
     order = torch.argsort(index, stable=True)
     return order, torch.searchsorted(index[order], torch.arange(rows + 1, device=index.device, dtype=index.dtype))
 
@@ -67,17 +67,17 @@ def _sorted(index: Int[Tensor, " I"], rows: int) -> tuple[Int[Tensor, " I"], Int
 def _sum_sorted(values: Float[Tensor, " I *C"], order: Tensor, begins: Tensor) -> Float[Tensor, " R *C"]:
     wide = at_least_float32(values)[order].contiguous()
     sums = torch.segment_reduce(wide, "sum", offsets=begins, initial=0, unsafe=True)
-    # `.to` of its own dtype would be the same tensor under two names, whose gradient Dynamo of torch 2.11 loses.
+    # `.to` its own dtype would return the same tensor again, and Dynamo of torch 2.11 would lose its gradient.
     return sums if sums.dtype == values.dtype else sums.to(values.dtype)
 
 
 class Rows:
-    """Row numbers that a table is read by again and again: checked and sorted once.
+    """Row numbers for repeated lookups in a table: checked and sorted once.
 
     Args:
         index: integers in 0 ... rows - 1.
-        rows: of the table.
-        in_order: whether they are known to be all rows, each once, as they stand.
+        rows: the number of rows of the table.
+        in_order: whether the index is known to be 0, 1, ..., rows - 1.
     """
 
     def __init__(self, index: Int[Tensor, " L"], rows: int, *, in_order: bool = False) -> None:
@@ -86,20 +86,20 @@ class Rows:
 
     @cached_property
     def order(self) -> tuple[Tensor, Tensor]:
-        """What the gradient's sum wants; see `_sorted`."""
+        """The arguments of the gradient's sum; see `_sorted`."""
         with torch.inference_mode(False):
             return _sorted(self.index, self.rows)
 
 
 def sum_by_rows(values: Float[Tensor, " L *C"], rows: Rows) -> Float[Tensor, " R *C"]:
-    """`segment_sum` by row numbers that are sorted once; without a gradient of its own."""
+    """`segment_sum` by row numbers that are sorted once; not differentiable."""
     if _adds_in_order(values):
         return ordered_segment_sum(values, rows.index, rows.rows)
     return _sum_sorted(values, *rows.order)
 
 
 _WHOLE = (torch.int64, torch.int32)
-"""What PyTorch reads rows by. Others are masks, or no numbers of rows."""
+"""The dtypes of row numbers in PyTorch. Others are masks, or no row numbers."""
 
 
 class _Lookup(torch.autograd.Function):
@@ -145,8 +145,8 @@ class _SegmentSum(torch.autograd.Function):
 
 
 class _ReadRows(torch.autograd.Function):
-    """`read` where a gradient's order is ours, in the form that functorch does not know and that costs a third in
-    Python."""
+    """`read` with relpos's own gradient order, in a form that functorch does not support, with a third of the Python
+    overhead."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Rows) -> Tensor:
@@ -167,8 +167,8 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
 
     Args:
         table: `[R, ...]`, floating point.
-        index: integers in 0 ... R - 1, any shape. On CPU others are refused; elsewhere they are not looked at, because
-            the device would be waited for, nor in a compiled graph or under vmap: -1 then reads the last row.
+        index: integers in 0 ... R - 1, any shape. On CPU others raise. They are not checked on other devices, which
+            would synchronize, nor in a compiled graph or under vmap: -1 then reads the last row.
 
     Returns:
         The index's shape, then the shape of a row.
@@ -193,20 +193,19 @@ def lookup(table: Float[Tensor, " R *C"], index: Int[Tensor, "*I"]) -> Float[Ten
 
 
 def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
-    """`lookup(table, rows.index).T`, of L rows that were checked when they were made, and are sorted once for the
-    gradient."""
+    """`lookup(table, rows.index).T`, of L rows that are already checked, and are sorted once for the gradient."""
     if rows.in_order:
         return table.T.clone(memory_format=torch.contiguous_format)
     if torch.compiler.is_compiling() or inside_transform():
         return lookup(table, rows.index).T
     if _adds_in_order(table) or not (table.requires_grad and torch.is_grad_enabled()):
-        return table.T.index_select(1, rows.index)  # the same, sooner, and each head's side by side
+        return table.T.index_select(1, rows.index)  # the same, faster, and contiguous per head
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
     return result
 
 
 def _check(index: object, rows: int) -> bool:
-    """Raise unless an index names rows of a table; whether its numbers could be looked at."""
+    """Raise unless an index names rows of a table. Returns whether its numbers could be checked."""
     if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
         sparse = isinstance(index, Tensor) and not is_dense(index)
         fail("an integer tensor as index", shape_of(index), AS_DENSE if sparse else "Convert it with .long().")

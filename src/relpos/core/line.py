@@ -7,7 +7,7 @@ so that every content-free relative bias is one vector `values[length]`, read at
 values: the axis's *span*. Axes are nested with a stride each, the last fastest,
 
     stride[a] = product of the spans of the axes after a
-    query     = sum over a of (coordinate[a] - ql[a]) * stride[a]       key alike, less kl
+    query     = sum over a of (coordinate[a] - ql[a]) * stride[a]       key likewise, minus kl
     origin    = sum over a of (kh[a] - kl[a]) * stride[a]
 
 and the first `L = product of spans` entries of `values` are the flattened table of offsets, lowest offset first: for
@@ -41,7 +41,7 @@ from relpos.core.tree import Movable, changed, register, static
 
 
 class Kind(enum.IntEnum):
-    """What a pair of tokens is: the values of `Offsets.kind`.
+    """The kind of a pair of tokens: the values of `Offsets.kind`.
 
     Compare a tensor with `int(Kind.TOKENS)`: torch.compile evaluates a tensor == an enumeration to a plain False.
     """
@@ -101,7 +101,7 @@ class Ramp:
         return sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
 
     def narrow(self, start: int, stop: int) -> Ramp | None:
-        """The ramp of tokens `start` to `stop - 1`; None where they are no whole rows of the first axis."""
+        """The ramp of tokens `start` to `stop - 1`; None if they are not whole rows of the first axis."""
         row = math.prod(self.sizes[1:])
         first, last = max(start - self.prefix, 0), stop - self.prefix
         if last <= first or first % row or last % row:
@@ -214,8 +214,7 @@ class Lines(Movable):
         return Offsets(torch.where(kind[:, None] == int(Kind.TOKENS), axes, 0), kind, layout.low, high)
 
     def narrow(self, queries: slice, keys: slice) -> Lines:
-        """The lines of some consecutive queries and keys; they read the same `values`. Keys may leave some out at equal
-        distances."""
+        """The lines of some consecutive queries and keys; they read the same `values`. `keys` may have a step."""
         query, query_ramp = _narrow(self.query, self.layout.query, queries)
         apart = keys.step is not None and keys.step > 1
         key, key_ramp = (self.key[..., keys], None) if apart else _narrow(self.key, self.layout.key, keys)
@@ -259,7 +258,7 @@ def _side(
 
 
 def _paired(queries: Coordinates, keys: Coordinates | None, remedy: str) -> Coordinates:
-    """The keys, by default the queries; both are coordinates of as many axes."""
+    """The keys, by default the queries; raises unless both have equally many axes."""
     require_coordinates(queries, "queries")
     keys = queries if keys is None else keys
     require_coordinates(keys, "keys")
@@ -275,7 +274,7 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     Args:
         queries: where the query tokens are.
         keys: where the key tokens are, by default the queries; with as many axes.
-        device: where the two vectors are to live; Positions default to their own device.
+        device: the device of both vectors; Positions default to their own device.
 
     Returns:
         `Lines`: two vectors `[N]` and `[M]`, with a batch axis where positions have one.
@@ -320,15 +319,15 @@ def axis_lines(
     """One pair of lines for each axis alone, for mechanisms that add a term per axis.
 
     A grid's key line then takes only as many values as that axis has cells, which engines exploit. Prefix tokens keep
-    their regions behind the offsets between tokens.
+    their regions after the offsets between tokens.
 
     Args:
         queries: where the query tokens are.
         keys: where the key tokens are, by default the queries.
-        device: where the vectors are to live.
+        device: the device of the vectors.
 
     Returns:
-        One `Lines` an axis.
+        One `Lines` per axis.
 
     Raises:
         ValueError: the numbers of axes differ.

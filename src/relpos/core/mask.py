@@ -11,8 +11,8 @@ A pair is allowed if
 The interval is given by integers `left` and `right` around `query_order[i]` (causal: right=0; a window: both), by
 tensors `low` and `high`, or by both, which must then both hold. Globals ignore the interval but not `limit`, which
 keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is independent of position: `query_order` and
-`key_order` default to the index, which needs as many queries as keys. No field is N x M but `allowed`, which holds what
-has no structure: a mask that somebody has as a tensor.
+`key_order` default to the index, which needs as many queries as keys. Only the field `allowed` is N x M: it holds a
+mask without structure, as a tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum, "allowed": torch.logical_and,
 }  # fmt: skip
-"""How the bounds of two masks become one; no other part may come from both."""
+"""How the bounds of two masks combine; no other part may be set in both."""
 
 
 @register("relpos.core.mask.Mask")
@@ -49,8 +49,8 @@ class Mask(Movable):
 
     A pair is allowed if both tokens are in the same segment, the key is in the query's interval or one of them is
     global, the key is within `limit`, and the block layout allows it. A query that sees no key gives output 0 and
-    gradient 0. Such queries, and keys and values that no query of their batch element sees, may hold anything; a NaN
-    that is hidden from some queries only may reach these.
+    gradient 0. Such queries, and keys and values that no query of their batch element sees, may hold anything. A NaN
+    that is hidden from only some queries may still reach these.
 
     Attributes:
         left: how far before its own order a query sees, or None for no bound.
@@ -119,13 +119,13 @@ class Mask(Movable):
 
     @classmethod
     def of(cls, mask: MaskLike) -> Mask:
-        """A mask from what people write for one: itself, "causal", or a boolean tensor, True where a pair may attend.
+        """A mask from a `Mask`, "causal", or a boolean tensor, True where a pair may attend.
 
         Args:
             mask: a `Mask`; "causal"; or `[N, M]` or `[B, H, N, M]`, in which any axis may be 1, as SDPA has it.
 
         Returns:
-            The `Mask`; a tensor stays one, in the field `allowed`.
+            The `Mask`; a tensor becomes its field `allowed`.
 
         Raises:
             ValueError: anything else.
@@ -168,8 +168,8 @@ class Mask(Movable):
     ) -> Mask:
         """Packed documents: tokens see their own segment only, and later tokens too: `& Mask.causal()` hides these.
 
-        Negative segments are padding. With a cache `segments` are those of all keys and `queries` of the new tokens, as
-        in `padding`. Beside `key_segments` they are those of the queries.
+        Negative segments are padding. With a cache, `segments` are those of all keys and `queries` those of the new
+        tokens, as in `padding`. With `key_segments`, `segments` are those of the queries.
         """
         if queries is not None:
             if key_segments is not None:
@@ -294,7 +294,7 @@ class Mask(Movable):
         Args:
             queries: a slice. It needs a start and a stop if the order is the index and no tensor of the mask tells how
                 many tokens there are.
-            keys: a slice, alike.
+            keys: likewise.
             device: the device of an order that becomes explicit; default that of the mask's tensors.
 
         Raises:

@@ -1,7 +1,7 @@
 """Which pairs of query and key a mask allows, except for its block layout: the only definition in Python.
 
 Dense masks ask about all pairs of some rows and keys, FlexAttention about one pair by index. FlexAttention compiles
-this code, so it may only use operations of tensors.
+this code, so it may only use tensor operations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Compared:
         """Which pairs are allowed.
 
         Args:
-            every: True for each pair in question. of_query, of_key: broadcast a tensor of queries or keys to them.
+            every: True for each pair in question. of_query, of_key: broadcast a tensor of queries or keys to the pairs.
         """
         seen = every
         if self.order is not None:

@@ -1,8 +1,7 @@
-"""What relpos uses of PyTorch that is not public. Every such name is looked up here, and nowhere else.
+"""The private parts of PyTorch that relpos uses. Every such name is looked up here, and nowhere else.
 
-An operator is used only if its signature is the one that was read when this was written; otherwise another path
-computes the same, more slowly. The questions whether a function transform is active have a public fallback, or PyTorch
-raises an error of its own later.
+An operator is used only if its signature is the expected one; otherwise a slower path computes the same. Checks for an
+active function transform have a public fallback, or PyTorch raises its own error later.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ def _operator(signature: str) -> Callable[..., Any] | None:
 def flash_kernel() -> Callable[..., Any] | None:
     """PyTorch's flash attention on CPU with the log-sum-exp, which no public function returns.
 
-    It believes that q, k and v `[B, H, N, D]` are of one dtype and width, and that the last axis of each,
-    and of the mask, is contiguous; the other strides may be any.
+    It assumes that q, k and v `[B, H, N, D]` have one dtype and width, and that the last axis of each, and of the
+    mask, is contiguous; other strides are free.
     """
     return _operator(_FLASH)
 
 
 @cache
 def softmax_backward() -> Callable[..., Any] | None:
-    """What PyTorch computes in the backward of a softmax, in one pass, of gradient, weights, axis and dtype."""
+    """PyTorch's backward of a softmax in one pass, from gradient, weights, axis and dtype."""
     return _operator(_SOFTMAX_BACKWARD)
 
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this CPU. Where nobody tells, False: float32 copies are multiplied."""
+    """Whether oneDNN multiplies bfloat16 on this CPU. If unknown, False: float32 copies are multiplied."""
     asked = _operator(_BFLOAT16)
     return asked is not None and bool(asked())
 
@@ -68,44 +67,44 @@ _swap: Callable[..., AbstractContextManager[Any]] | None = getattr(stateless, "_
 
 
 def with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> AbstractContextManager[Any] | None:
-    """A scope in which a module has these tensors for its parameters: that of `torch.func.functional_call`, which calls
-    `forward` alone. Where PyTorch has it no more, None."""
+    """A context in which a module has these tensors as its parameters: that of `torch.func.functional_call`, which only
+    calls `forward`. None if PyTorch no longer has it."""
     return None if _swap is None else _swap(module, tensors, tie_weights=True)
 
 
 def inside_transform() -> bool:
-    """Whether a transform of `torch.func` is being applied. Where nobody tells, False: an operator of ours raises
-    under every one but forward mode, which `inside_forward_mode` knows."""
+    """Whether a transform of `torch.func` is being applied. If unknown, False: relpos's operators raise under all but
+    forward mode, which `inside_forward_mode` detects."""
     try:
         return _peek() is not None
-    except TypeError:  # it takes arguments now
+    except TypeError:  # a newer one takes arguments
         return False
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether a tensor stands for many: a gradient that autograd takes for all rows of a Jacobian at once. Where nobody
-    tells, False: what does not know such tensors raises."""
+    """Whether a tensor is batched: a gradient that autograd computes for all rows of a Jacobian at once. If unknown,
+    False: code that does not support such tensors raises."""
     keys = getattr(torch._C, "_dispatch_keys", None)
     return keys is not None and "Batched" in str(keys(x))  # PyTorch gives this key no name in Python
 
 
 def is_fake(x: Tensor) -> bool:
-    """Whether a tensor has a shape and no numbers, as all have under `FakeTensorMode`. Where nobody tells, False: who
-    asks for its numbers gets PyTorch's error."""
+    """Whether a tensor has a shape and no numbers, as under `FakeTensorMode`. If unknown, False: reading its numbers
+    raises PyTorch's error."""
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     return isinstance(x, kind)
 
 
 def real_numbers() -> AbstractContextManager[Any]:
-    """While this lasts, tensors that are made have numbers, under `FakeTensorMode` too: for constants that are computed
-    once and read as Python numbers."""
+    """A context in which new tensors have numbers, even under `FakeTensorMode`: for constants that are computed once
+    and read as Python numbers."""
     unset = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "unset_fake_temporarily", nullcontext)
     context: AbstractContextManager[Any] = unset()
     return context
 
 
 def inside_forward_mode() -> bool:
-    """Whether derivatives are being pushed forward."""
+    """Whether forward-mode differentiation is active."""
     level = getattr(forward_ad, "_current_level", None)
     if isinstance(level, int):
         return level >= 0
@@ -118,15 +117,15 @@ def inside_forward_mode() -> bool:
 
 
 def symbolically_traced() -> bool:
-    """Whether `torch.fx.symbolic_trace`, or `make_fx`, runs the call under way. Where nobody tells, False."""
+    """Whether `torch.fx.symbolic_trace` or `make_fx` traces this call. If unknown, False."""
     return bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 def asked_while_tracing(function: F) -> F:
-    """Mark a function that a compiler calls while it makes a graph, and takes the answer of for a constant.
+    """Mark a function that a compiler calls while it traces, and whose result it takes for a constant.
 
-    As `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. Where it has another
-    name the function is traced like any other.
+    Like `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. If PyTorch renames
+    the attribute, the function is traced like any other.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -134,8 +133,8 @@ def asked_while_tracing(function: F) -> F:
 
 @asked_while_tracing
 def exporting() -> bool:
-    """Whether a program is being exported. Dynamo of torch 2.10 and 2.11 says so of all that it traces, so it does not
-    trace this question."""
+    """Whether a program is being exported. Dynamo of torch 2.10 and 2.11 says so for all that it traces, so it must not
+    trace this function."""
     return torch.compiler.is_exporting()
 
 
@@ -145,8 +144,8 @@ _hooks: Callable[[bool], Any] | None = getattr(
 
 
 def hooks_on_saved_tensors() -> bool:
-    """Whether what is saved for a gradient goes through hooks: in a layer that is checkpointed, or whose tensors are
-    kept on the CPU. Where nobody tells, True."""
+    """Whether tensors saved for a gradient go through hooks, as in a checkpointed layer, or one whose tensors are
+    offloaded to the CPU. If unknown, True."""
     return _hooks is None or _hooks(True) is not None
 
 

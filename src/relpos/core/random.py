@@ -1,9 +1,9 @@
-"""Dropout by counter: whether pair (b, h, i, j) is kept is a function of the seed and those four numbers.
+"""Counter-based dropout: whether pair (b, h, i, j) is kept is a function of the seed and those four numbers.
 
-No generator state, so a block of pairs can be drawn alone, in any order, on any device, and again in a backward, and
-`reference`, `streaming` and `triton` drop the same pairs. The function is 32-bit integer arithmetic (multiply, xor,
-shift), the finaliser known as lowbias32 (Wellons, "Prospecting for hash functions", 2018), applied once for each of the
-coordinates; here in int32, whose products wrap around and whose right shift copies the sign.
+There is no generator state. So a block of pairs can be drawn alone, in any order, on any device, and again in a
+backward, and `reference`, `streaming` and `triton` drop the same pairs. The function is 32-bit integer arithmetic
+(multiply, xor, shift): the finaliser lowbias32 (Wellons, "Prospecting for hash functions", 2018), applied once per
+coordinate. It runs in int32, whose products wrap around and whose right shift copies the sign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def mix_(x: Int32[Tensor, "*S"], spare: Int32[Tensor, "*S"] | None = None) -> In
     """lowbias32 in place: a permutation of the 32-bit words in which every input bit moves every output bit.
 
     Args:
-        spare: memory for what is in between.
+        spare: memory for intermediate results.
     """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, 1)):
         shifted = torch.bitwise_right_shift(x, shift, out=spare)
@@ -30,7 +30,7 @@ def mix_(x: Int32[Tensor, "*S"], spare: Int32[Tensor, "*S"] | None = None) -> In
 
 
 def head_words(seed: Integer[Tensor, ""], batch: int, heads: int) -> Int32[Tensor, "B H"]:
-    """The word of each head: of the seed, the number in the batch and the number of the head."""
+    """The word of each head, from the seed, the batch index and the head index."""
     numbers = (torch.arange(count, dtype=torch.int32, device=seed.device) for count in (batch, heads))
     word = mix_(seed.to(torch.int32, copy=True))
     for number in numbers:
@@ -39,7 +39,7 @@ def head_words(seed: Integer[Tensor, ""], batch: int, heads: int) -> Int32[Tenso
 
 
 def is_kept(word: Int32[Tensor, "*S"], dropout: float, out: Tensor | None = None) -> Tensor:
-    """Whether the word of a pair, as an unsigned number, is not among the lowest of this share. Changes the word."""
+    """Whether a pair's word, as an unsigned number, is at least `dropout * 2**32`. Overwrites the word."""
     return torch.ge(word.bitwise_xor_(_SIGN), int(dropout * 2**32) + _SIGN, out=out)
 
 

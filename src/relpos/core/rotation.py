@@ -33,7 +33,7 @@ RotationLayout = Literal["half", "interleaved"]
 
 
 def require_layout(layout: object) -> None:
-    """Raise unless it is the name of a layout. Weights fit one alone, and load under either."""
+    """Raise unless it is the name of a layout. Weights fit only one layout, but load under either."""
     remedy = (
         "'half' pairs p with p + P (Hugging Face's Llama, GPT-NeoX), 'interleaved' 2p with 2p + 1 (RoFormer, Meta's "
         "Llama, timm): weights want the one that they were trained with."
@@ -137,12 +137,12 @@ def turn(
     layout: RotationLayout,
     into: RotationLayout | None = None,
 ) -> Float[Tensor, "B H N D"]:
-    """`rotate` by cosine + i sine, pairs as complex numbers: one product. Nothing is checked; not for compilers and
-    transforms, nor for angles that are learned.
+    """`rotate` by cosine + i sine: pairs as complex numbers, in one product. It checks nothing, and does not support
+    compilers, transforms or learned angles.
 
     Args:
-        into: the layout of the result, by default that of `x`. Where queries and keys both have it, their products
-            are the same in any; "interleaved" is a view of the complex numbers.
+        into: the layout of the result, by default that of `x`. If queries and keys share it, their products are the
+            same in any layout; "interleaved" is a view of the complex numbers.
     """
     into = layout if into is None else into
     if x.requires_grad and torch.is_grad_enabled():
@@ -152,7 +152,7 @@ def turn(
 
 
 class _Turn(torch.autograd.Function):
-    """One node; its gradient turns back."""
+    """One autograd node; its gradient rotates back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
@@ -193,7 +193,7 @@ def _pairs(x: Tensor, pairs: int, layout: RotationLayout) -> tuple[Tensor, Tenso
 
 
 def _turn_by_nodes(x: Tensor, cos: Tensor, sin: Tensor, layout: RotationLayout) -> Tensor:
-    """Of operations that autograd, compilers and transforms know one by one."""
+    """The same by basic operations, which autograd, compilers and transforms support."""
     wide, pairs = at_least_float32(x), cos.shape[-1]
     first, second = _pairs(wide, pairs, layout)
     both = [first * cos - second * sin, first * sin + second * cos]

@@ -1,7 +1,7 @@
-"""The structure of tensors, terms, lines and masks: all about them but the numbers in their tensors.
+"""The structure of tensors, terms, lines and masks: everything but the numbers in their tensors.
 
-What is checked of a call, and how it is best computed, follows from its structure, which layers and steps repeat. It is
-made of plain values, to be compared and looked up by, and holds no tensor.
+The checks of a call, and the best way to compute it, depend only on its structure, which layers and steps repeat. A
+structure consists of plain values, serves as a lookup key, and holds no tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = frozenset((type(None), bool, int, float, str))
 
 
 class _Hashed:
-    """A structure that is kept where it follows from, with its hash."""
+    """A structure with its hash, cached on the object it describes."""
 
     __slots__ = ("hash", "parts")
 
@@ -35,18 +35,18 @@ class _Hashed:
 
 
 def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
-    """The structure of a tensor, terms or a mask; None where something has none: a function, a tensor of another class,
-    which may be anything, a tree that somebody else registered.
+    """The structure of a tensor, terms or a mask; None if a part has none: a function, a tensor of another class, or a
+    tree that another library registered.
 
     Args:
-        x: a tensor: shape, strides, dtype, device and whether it requires a gradient; or a registered tree.
-        tensors: what is found is appended, but lines' own.
+        x: a tensor (shape, strides, dtype, device and whether it requires a gradient), or a registered tree.
+        tensors: the tensors found are appended, except those of lines.
     """
     kind = type(x)
     if kind is Tensor or kind is Parameter:
         tensors.append(x)
         return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
-    if kind is Lines:  # they never change, and are most of a call
+    if kind is Lines:  # lines never change, and are most of a call
         return x.__dict__.get("_structure") or _of_lines(x)
     parts: Iterable[Any]
     if kind is Terms:

@@ -1,7 +1,7 @@
 """Frozen data classes as pytrees: tensors and trees of tensors are children, plain values are structure.
 
-A field declared with `static()` is structure: it is compared, never mapped. All others are children. `to(device)`,
-`torch.func` and `torch.export` see through terms, lines and masks by this.
+A field declared with `static()` is structure: it is compared, never mapped. All others are children. So `to(device)`,
+`torch.func` and `torch.export` find the tensors in terms, lines and masks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 CLASSES: dict[str, type] = {}
-"""Every registered class by its own name, as a packed call knows it."""
+"""Every registered class by its class name, which packed calls store."""
 OWN: dict[type, tuple[str, ...]] = {}
-"""The fields of those that relpos itself registers."""
+"""The fields of the classes that relpos itself registers."""
 
 
 def static(**arguments: Any) -> Any:
@@ -35,7 +35,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     """Register a frozen data class as a pytree node.
 
     Args:
-        name: by which files know it, `torch.export`'s among them. It stays when the class moves.
+        name: its name in files, such as those of `torch.export`. It stays when the class moves.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -66,7 +66,7 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def unchecked(cls: type[T], **fields: Any) -> T:
-    """A frozen data class of all its fields, where these are known to fit: nothing is checked."""
+    """A frozen data class made from all its fields, without checks."""
     made = object.__new__(cls)
     for name, value in fields.items():  # Dynamo of torch 2.10 and 2.11 cannot trace made.__dict__.update(fields)
         object.__setattr__(made, name, value)
@@ -74,14 +74,14 @@ def unchecked(cls: type[T], **fields: Any) -> T:
 
 
 def changed(node: T, **fields: Any) -> T:
-    """A frozen data class with other values in some fields, like `dataclasses.replace`, where the new values are known
-    to fit: nothing is checked. What the old one keeps stays behind."""
+    """A frozen data class with other values in some fields, like `dataclasses.replace`, without checks. The cache of
+    the old object is not taken along."""
     return unchecked(type(node), **(fields_of(node) | fields))
 
 
 def fields_of(node: Any) -> dict[str, Any]:
-    """The fields of a data class by name. Not `vars`, which Dynamo of torch 2.10 and 2.11 cannot trace, and which has
-    what is kept there, too."""
+    """The fields of a data class by name. Not `vars`, which Dynamo of torch 2.10 and 2.11 cannot trace, and which also
+    holds the cache."""
     return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
 
 

@@ -7,8 +7,8 @@ the ranks
     global_start[i] ... global_stop[i] - 1    if the key is global: all of its segment, up to the limit
 
 A key is seen if more ranges begin than end up to its rank; a query sees a key if its range is not empty. This takes
-O((N + M) log M), and with a block layout that times the number of blocks. No tensor is read, which would synchronize a
-GPU, except on CPU to see whether a layout contains its diagonal.
+O((N + M) log M), times the number of blocks with a block layout. No tensor is read, which would synchronize a GPU,
+except on CPU to see whether a layout contains its diagonal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relpos.core.checks import at_hand
 from relpos.core.mask import Mask
 
 _AT_ONCE = 2**22
-"""The most pairs of a block and a token that are held in memory."""
+"""Maximum pairs of a block and a token in memory."""
 
 
 def seen(

@@ -1,4 +1,4 @@
-"""The scores of all terms for every pair, which the dense engines share: each term's own meaning, added up."""
+"""The scores of all terms for every pair, which the dense engines share: the sum of `Term.scores`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def scores(
     scale: float,
     allowed: Bool[Tensor, "#B #H N M"] | None,
 ) -> Float[Tensor, "#B #H #N #M"] | None:
-    """What is added to the content score, in the order of the terms; None where nothing is. See `Term.scores`. Rows or
-    columns that are all alike may be one."""
+    """The sum that is added to the content score, in the order of the terms; None if there is none. An axis of equal
+    rows or columns may have size 1. See `Term.scores`."""
     found = [
         _in_blocks(term, q, k, scale, allowed) if isinstance(term, RowRule) else term.scores(q, k, scale, allowed)
         for term in terms
@@ -45,11 +45,11 @@ def _in_blocks(
     scale: float,
     allowed: Bool[Tensor, "#B #H N M"] | None,
 ) -> Float[Tensor, "#B #H N M"]:
-    """The scores of a rule. Of many pairs a block of rows at a time, whose inner numbers are computed again when the
-    gradient comes: a rule may hold dozens of them a pair."""
+    """The scores of a rule; for many pairs, a checkpointed block of rows at a time, because a rule may hold dozens of
+    numbers per pair for its gradient."""
     n, m = q.shape[2], k.shape[2]
     step = max(1, PAIRS_AT_ONCE // max(1, m))
-    if exporting() or n <= step:  # a program of any length has no number of blocks
+    if exporting() or n <= step:  # a program for any length has no number of blocks
         return term.scores(q, k, scale, allowed)
     blocks = []
     for start in range(0, n, step):

@@ -1,4 +1,4 @@
-"""A mask that came as a tensor: what it costs, and which `Mask` of O(N) numbers says the same."""
+"""A mask given as a tensor: what it costs, and which `Mask` of O(N) numbers is the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relpos.core import Mask
 
 
 def note_on(mask: Mask, queries: int, keys: int) -> str:
-    """What `explain` says of it."""
+    """The note of `explain` on it."""
     assert mask.allowed is not None
     count = f"{queries:,} x {keys:,}"
     said = _structure(mask.allowed.expand(-1, -1, queries, keys))
@@ -38,7 +38,7 @@ def _structure(pairs: Bool[Tensor, "B H N M"]) -> str | None:
     if min(left, right) >= 0 and torch.equal(each, band.expand_as(each)):
         sides = (None if one == n - 1 else one for one in (left, right))
         return "Mask.causal()" if (left, right) == (n - 1, 0) else "Mask.window({}, {})".format(*sides)
-    first = each.int().argmax(dim=2).masked_fill(~each.any(dim=2), -1)  # a document is known by its first token
+    first = each.int().argmax(dim=2).masked_fill(~each.any(dim=2), -1)  # its first token identifies a document
     same = (first[:, :, None] == first[:, None]) & (first >= 0)[:, :, None]
     found = "padding(valid)" if all(len(one[one >= 0].unique()) <= 1 for one in first) else "packed(segments)"
     if torch.equal(each, same):

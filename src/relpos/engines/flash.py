@@ -9,7 +9,7 @@ in memory, so memory is O(N). Between tiles each row keeps its maximum and its s
 
 The backward needs one number per row, `lse = peak + log(total)`: exp(tile - lse) is the softmax.
 
-This is plain PyTorch for any device, to be read and as a second oracle; `relpos.attention` is fast.
+This is plain PyTorch for any device, for reading and as a second oracle; `relpos.attention` is fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def flash_attention(
 ) -> Float[Tensor, "B H N V"]:
     """FlashAttention (Dao et al. 2022, Algorithms 1 and 4) in plain PyTorch.
 
-    To be read, and as a second oracle; `attention` is faster.
+    It is for reading, and a second oracle; `attention` is faster.
 
     Only the scores of one tile are in memory, forward and backward.
 

@@ -24,9 +24,9 @@ from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
 
 NARROWEST = 16
-"""The least head width that FlexAttention supports."""
+"""Minimum head width that FlexAttention supports."""
 MOST_ROWS = 512
-"""The most rows of vectors; one number per row is stored for each query or key."""
+"""Maximum rows of vectors; one number per row is stored for each query or key."""
 
 _ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A `score_mod`: the new score, from a score and the indices of batch, head, query and key."""

@@ -1,8 +1,8 @@
-"""An engine's forward and backward as one node of a graph: of autograd's in eager mode, of a compiled one by operators.
+"""An engine's forward and backward as one graph node: an autograd node in eager mode, custom operators otherwise.
 
-Two custom operators take a call as `packing.pack` makes it, for compilers, modes and subclasses, which see operators
-alone. To take a call apart for them costs more than to launch its kernels, so an eager call is handed on as it is. The
-backward has no gradient of its own: a second derivative raises.
+Two custom operators take a call as `packing.pack` makes it, for compilers, modes and subclasses, which only see
+operators. Packing costs more than launching the kernels of a call, so an eager call is passed on as it is. The backward
+is not differentiable: a second derivative raises.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Gradients:
         return self._place(x) is not None
 
     def add(self, x: Tensor | None, gradient: Tensor | None) -> None:
-        """Add to the gradient of a tensor, which may serve in several parts of a call; nothing where none is wanted."""
+        """Add to the gradient of a tensor, which may occur in several parts of a call, if its gradient is wanted."""
         place = self._place(x)
         if place is not None and gradient is not None:
             known = self.sums[place]
             self.sums[place] = gradient if known is None else known + gradient
 
     def buffer(self, x: Tensor) -> Tensor:
-        """What to add to in place: zeros at first, in float32 or wider."""
+        """The buffer to add to in place: zeros at first, in float32 or wider."""
         place = self._place(x)
         assert place is not None
         known = self.sums[place]
@@ -74,13 +74,13 @@ class Gradients:
 RunForward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
 RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
-"""Of a call, its output and log-sum-exp and their gradients: adds to the gradients that are wanted."""
+"""Takes a call, its output and log-sum-exp and their gradients, and adds to the gradients that are wanted."""
 
 FORWARD_MODE = "forward-mode derivatives"
 
 
 def lacks_transform() -> str | None:
-    """The transform of functions that the call is made under, which no custom operator goes through."""
+    """The active function transform, which custom operators do not support, or None."""
     if torch.compiler.is_compiling():
         return None
     if inside_forward_mode():
@@ -89,12 +89,12 @@ def lacks_transform() -> str | None:
 
 
 def _apart(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, each with an identity of its own: a compiler may find that two hold the same."""
+    """The tensors, each as a separate object: a compiler may have merged two that hold the same."""
     return [x.detach() if any(x is y for y in tensors[:place]) else x for place, x in enumerate(tensors)]
 
 
 def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
-    """Whether something looks on that sees operators alone: a compiler, a mode, a tracer, a subclass of tensors."""
+    """Whether something is active that only sees operators: a compiler, a mode, a tracer, a tensor subclass."""
     return (
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
@@ -104,11 +104,11 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
 
 
 _BEFORE = 4
-"""Arguments of `_Node.apply` before the tensors. Compiled autograd reads no attribute of a class."""
+"""Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
 
 
 class _Node(torch.autograd.Function):
-    """A call in eager mode. Its tensors are saved, and the lines that keep what follows from them; not the call."""
+    """A call in eager mode. It saves the call's tensors and its lines, which hold a cache, but not the call."""
 
     @staticmethod
     def forward(
@@ -136,10 +136,10 @@ class _Node(torch.autograd.Function):
 
 
 class Operator:
-    """A call with its gradient: in eager mode at once, else by `relpos::<engine>`.
+    """A call with its gradient: in eager mode directly, else by `relpos::<engine>`.
 
-    The forward is called with autocast off, as `relpos.attention` runs engines; the backward, which autograd calls
-    whenever it comes to it, switches it off itself.
+    The forward is called with autocast off, as `relpos.attention` runs engines. The backward is called by autograd, so
+    it switches autocast off itself.
     """
 
     def __init__(self, engine: str, forward: RunForward, backward: RunBackward) -> None:
@@ -156,10 +156,10 @@ class Operator:
         return self._at_once(self._forward, self._backward, form, call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
-        """What computes calls of one structure in eager mode, where nothing looks on that sees operators alone.
+        """A function for calls of one structure in eager mode, when nothing is active that only sees operators.
 
         Args:
-            prepare: makes forward and backward for such calls of the first of them; default those of this operator.
+            prepare: makes forward and backward from the first such call; default those of this operator.
         """
         ready: tuple[RunForward, RunBackward, CallForm] | None = None
 
@@ -199,7 +199,7 @@ class Operator:
 def _gradients(
     backward: RunBackward, tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]
 ) -> list[Tensor]:
-    """Of the tensors at the places that are needed. `saved` are the output, the log-sum-exp and their gradients."""
+    """The gradients of the tensors at the needed places. `saved`: the output, the log-sum-exp and their gradients."""
     out, lse, d_out, d_lse = saved
     gradients = Gradients([tensors[place] for place in needed])
     with without_autocast(out.device):

@@ -1,7 +1,7 @@
-"""A call as a custom operator can carry it: a list of tensors, a list of integers, and everything else as one string.
+"""A call in the form for a custom operator: a list of tensors, a list of integers, and everything else as one string.
 
 Custom operators take tensors and plain values, so terms and masks are taken apart here and put together again inside.
-The string is the `repr` of nested tuples, which says all of a call's structure: it can be compared, cached with a
+The string is the `repr` of nested tuples, which holds the whole structure of a call: it can be compared, cached with a
 compiled graph and read back in another process. Integers are passed separately because in a compiled graph they may
 be symbols. Rotations and query biases are applied before.
 """
@@ -23,7 +23,7 @@ from relpos.core.tree import CLASSES
 from relpos.engines.call import Call
 
 _PLAIN: dict[str, type] = {cls.__name__: cls for cls in (Call, Layout, Ramp)}
-"""Data classes that are no trees; the others are registered."""
+"""Data classes that are not pytrees; the others are registered."""
 
 
 Packed = tuple[list[Tensor], list[int], str]
@@ -50,7 +50,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if node is None or isinstance(node, str | bool):
         return node
     if isinstance(node, float | torch.SymFloat):
-        return node.__float__()  # one number, where a compiler makes symbols of numbers
+        return node.__float__()  # a plain number, even if a compiler made it a symbol
     if isinstance(node, int | torch.SymInt):
         numbers.append(node)  # type: ignore[arg-type]  # a symbol is one
         return ("int", len(numbers) - 1)
@@ -59,7 +59,7 @@ def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
 
 
 def unpack(tensors: list[Tensor], numbers: list[int], structure: str) -> Call:
-    """The call again. What was checked when the terms were made is not checked twice."""
+    """The call again, without the checks that were done when its terms were made."""
     call: Call = _put_together(_read(structure), tensors, numbers)
     return call
 
@@ -91,12 +91,12 @@ _PartMaker = Callable[[Sequence[Tensor], Sequence[Lines]], Any]
 
 
 class CallForm:
-    """How calls of one structure are taken apart for a node of autograd's graph, and put together again for its
-    backward: what `pack` finds out anew for each.
+    """How calls of one structure are taken apart for an autograd node, and put together again for its backward. `pack`
+    works this out anew for each call.
 
-    Lines stay whole: they are most of a call, have no gradient, never change and keep what follows from them. Their
-    tensors are listed all the same, in the order of `pack`: what a checkpoint computes again must save as many, and may
-    be run by the operator where the first run was not. Nothing of the call that a form is made of is kept.
+    Lines stay whole: they are most of a call, have no gradient, never change and hold a cache. Their tensors are listed
+    too, in the order of `pack`: the second run of a checkpoint must save as many, and may use the operator though the
+    first run did not. A form keeps nothing of the call that it is made from.
     """
 
     def __init__(self, call: Call) -> None:
@@ -115,7 +115,7 @@ class CallForm:
         return [get(call) for get in self._lines]
 
     def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Call:
-        """The call that has these."""
+        """The call made of these."""
         made: Call = self._make(tensors, lines)
         return made
 
@@ -128,7 +128,7 @@ class CallForm:
         return len(known) - 1
 
     def _maker(self, node: Any, path: Path, known: list[Tensor]) -> _PartMaker | None:
-        """What makes a part of the call again; None of one that is the same in all calls."""
+        """A function that makes a part of the call again; None if the part is the same in all calls."""
         if isinstance(node, Lines):
             for side in ("query", "key"):
                 self._place(getattr(node, side), (*path, side), known)
@@ -168,7 +168,7 @@ def _always(x: Any) -> _PartMaker:
 
 
 def _at(path: Path) -> Callable[[Any], Any]:
-    """What takes a part of a call from it."""
+    """A function that gets the part of a call at a path."""
     steps = [attrgetter(step) if isinstance(step, str) else itemgetter(step) for step in path]
 
     def get(node: Any) -> Any:

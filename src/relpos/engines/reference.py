@@ -5,7 +5,7 @@
     weights = exp(score) / (sum over keys of exp(score) + exp(sink))        0 in a row that may see nothing
     output  = dropout(weights) @ v + value vectors under the same weights
 
-Half precision is computed in float32 and rounded once. This file is the oracle of every other engine; it is to be read.
+Half precision is computed in float32 and rounded once. This readable file is the oracle of every other engine.
 """
 
 from __future__ import annotations

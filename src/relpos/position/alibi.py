@@ -10,14 +10,14 @@ The slopes of H = 2^n heads are 2^(-8/H), 2^(-16/H), ..., 2^-8. For other H: tho
 every other slope of the doubled set, as published; the formula for powers of two applied to all H is a common mistake.
 They are Python numbers, and a bias is rounded once, to float32, whatever the model's dtype.
 
-With `learned=True` they are where learned slopes start: exponentials of the parameters, so that no head comes to reward
-distance. With `distance="axes"` every axis has slopes of its own, learned, which start as the Manhattan distance:
+With `learned=True`, learned slopes start from these. They are exponentials of the parameters, so that no head can
+reward distance. With `distance="axes"` every axis has its own learned slopes, which start as the Manhattan distance:
 
     score[h, i, j] -= sum over axes a of slope[a, h] * |i_a - j_a|
 
 Source: Press et al. 2022, section 3 and its code (`get_slopes`); BLOOM and MPT have the same slopes. Press et al. tried
 learned slopes too (section 3, no better when extrapolating). On grids: Fuller et al. 2023 (CROMA, 2D-ALiBi), Euclidean.
-Not to be confused with KERPLE, whose distance is bent by a learned logarithm or power.
+Not to be confused with KERPLE, which takes a learned logarithm or power of the distance.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ALiBi(OffsetBias):
         num_axes: A, where the distance is "axes".
 
     Attributes:
-        slopes: the published slopes. log_slopes: `[1, H]` or `[A, H]`, their logarithms to learn from; None where they
+        slopes: the published slopes. log_slopes: `[1, H]` or `[A, H]`, the logarithms of learned slopes; None if slopes
             are fixed.
 
     Raises:

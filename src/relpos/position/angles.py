@@ -1,9 +1,9 @@
 """Angles of sinusoids and rotations: a coordinate times a frequency.
 
-    frequency[p] = base ** (-p / P)        P of them an axis; written base ** (-2 p / d) where d = 2 P is the width
+    frequency[p] = base ** (-p / P)        P per axis; also written base ** (-2 p / d), where d = 2 P is the width
 
-Formed in float64, so that position 100,000 is as exact as position 1: float32 has an error of 0.004 radians there, and
-bfloat16 takes 1,995 for 1,992. What is made of them is rounded once, to the dtype in use.
+They are computed in float64, so that position 100,000 is as exact as position 1: float32 has an error of 0.004 radians
+there, and bfloat16 rounds 1,995 to 1,992. Results are rounded once, to the dtype in use.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""CoPE: positions that count what the context says counts, instead of tokens.
+"""CoPE: contextual positions, which count gates that depend on content, instead of tokens.
 
     gate[i, t]     = sigmoid(<q[i], k[t]> / sqrt(D))                       0 where i may not see t
     place[i, j]    = sum of gate[i, t] over keys t from j to the last, at most P - 1
     score[h, i, j] += <q[i], e[place[i, j]]>, linear between the two whole positions next to it
 
-A head can so count words or sentences. e are P vectors of a head's width, the same for all heads; the second product
+So a head can count words or sentences. e are P vectors of a head's width, the same for all heads; the second product
 is unscaled and the gates always have 1/sqrt(D), as published. Under a causal mask the sum ends at the query; without
-one it runs over all that follow. Coordinates are not looked at: what counts is the order of the keys, prefix tokens
-among them, and what the mask lets through, which also keeps documents and padding apart. Keys left out of a cache
-would change the count.
+one it runs over all keys that follow. Coordinates are ignored: only the order of the keys, including prefix tokens, and
+the mask matter. The mask also keeps documents and padding apart. Keys left out of a cache would change the count.
 
 For n query rows and M keys it makes a few tensors of n x M numbers per head, and n x P products.
 
 Source: Golovneva et al. 2024 ("Contextual Position Encoding: Learning to Count What's Important"), section 4 and the
-code in its appendix. Not to be confused with Shaw's vectors, which queries meet at token distances.
+code in its appendix. Not to be confused with Shaw's vectors, which are for token distances.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from relpos.position.tables import require_std, start_table
 
 
 class CoPE(Mechanism):
-    """Contextual positions, which count what the content of keys says counts, not tokens.
+    """Contextual positions: sums of gates that depend on content, not counts of tokens.
 
-    A key's position is the sum of gates, sigmoids of content, from it to the query; queries meet the vector there.
-    Coordinates are not looked at: the order of keys and the mask count.
+    A key's position is the sum of gates (sigmoids of content) from it to the query, which is multiplied with the vector
+    of that position. Coordinates are ignored: the order of keys and the mask matter.
 
     Source: Golovneva et al. 2024, section 4.
 

@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: content meets position, position meets content, in log buckets.
+"""DeBERTa's disentangled attention: content-to-position and position-to-content products, in log buckets.
 
     score[h, i, j] = ( <q[i], k[j]> + <q[i], K[h] p[b]> + <k[j], Q[h] p[b]> ) / sqrt(D * (1 + c2p + p2c))
     b = bucket(i - j) + span,   0 <= b < 2 span
@@ -12,8 +12,8 @@ With `share_att_key` (DeBERTa v2 and v3) K and Q are the layer's own key and que
 tie them after construction. Those models also share one table among their layers, behind a LayerNorm: give the table as
 it comes out of that. Prefix tokens have no vector.
 
-Source: He et al. 2021 (DeBERTa), section 3.1; buckets from DeBERTa v2's code. The logarithm is taken in float32 as
-published, once, for every distance: what remains are whole numbers. Not to be confused with Transformer-XL.
+Source: He et al. 2021 (DeBERTa), section 3.1; buckets from DeBERTa v2's code. The logarithm is computed once, in
+float32 as published, for every distance; only integers remain. Not to be confused with Transformer-XL.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Decomposed relative positions: a vector for every offset along each axis, met by the unscaled query.
+"""Decomposed relative positions: a vector for every offset along each axis, times the unscaled query.
 
     score[h, i, j] += sum over axes a of <q[i], vectors[a][i_a - j_a + W_a - 1]>
 
-The vectors are shared by the heads, and 1/sqrt(D) does not apply to them. Where the table's length is not
-2 max(size) - 1 it is interpolated linearly, as published: another image size needs no call. Prefix tokens get 0.
+The vectors are shared by the heads, and 1/sqrt(D) does not apply to them. If the table's length is not
+2 max(size) - 1, it is interpolated linearly, as published: another image size needs no call. Prefix tokens get 0.
 
 Where queries and keys are grids of different sizes (pooled keys, MViT), the smaller one is stretched to the larger.
 With n query and m key cells along an axis, published code reads the row
 
     floor(i * max(m / n, 1) + (m - 1 - j) * max(n / m, 1))
 
-so row 0 is still the lowest offset, but offset 0 is not in the middle. Theirs are float32 products, here they are
-whole numbers, which differ only where neither size divides the other and a product of theirs is rounded below the whole
-number that it is.
+so row 0 is still the lowest offset, but offset 0 is not in the middle. Published code computes float32 products; here
+they are integers. The two differ only where neither size divides the other and a product is rounded below its exact
+integer.
 
 Source: Li et al. 2022 (MViTv2), section 4.1; ViTDet and SAM (`add_decomposed_rel_pos`). Not to be confused with a
-factored bias, which no query meets.
+factored bias, which does not depend on queries.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from relpos.position.site import Site
 from relpos.position.tables import require_std, require_window, start_table
 
 _FEW_CELLS = 2**13
-"""Of queries and keys together, whose lines are kept."""
+"""Maximum cells, of queries and keys together, whose lines are cached."""
 
 
 class DecomposedPosition(Mechanism):
@@ -62,10 +62,10 @@ class DecomposedPosition(Mechanism):
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
-        rel_pos: one `[2 W - 1, D]` an axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
+        rel_pos: one `[2 W - 1, D]` per axis (`rel_pos_h`, `rel_pos_w` in SAM), lowest offset first.
 
     Raises:
-        ValueError: an argument out of its range; in `terms`, coordinates that are no grids with as many axes.
+        ValueError: an argument out of its range; in `terms`, coordinates that are not grids with as many axes.
 
     Examples:
         >>> vectors = relpos.DecomposedPosition(head_dim=16, window_size=(4, 6))
@@ -109,14 +109,14 @@ class DecomposedPosition(Mechanism):
             fail(f"grids with {len(self.sizes)} axes", f"{queries!r} and {keys!r}", "Build it for as many.")
         larger = _larger(queries, keys)
         lines = self._axis_lines(queries, keys)
-        vectors = tuple(  # those that no pair of tokens reads are left out: prefixes stand there
+        vectors = tuple(  # without those that no pair of tokens reads: prefix pairs read there
             self._fitted(at_least_float32(x), 2 * size - 1)[:, : line.layout.tokens]
             for x, size, line in zip(self.rel_pos, larger, lines, strict=True)
         )
         return Terms(AxisVectors(vectors, lines))
 
     def _axis_lines(self, queries: Grid, keys: Grid) -> tuple[Lines, ...]:
-        """A line an axis; where cells are few, the same objects in the next call."""
+        """One line per axis; if cells are few, the same objects in the next call."""
         larger, device = _larger(queries, keys), self.device
 
         def make() -> tuple[Lines, ...]:
@@ -131,7 +131,7 @@ class DecomposedPosition(Mechanism):
         return keep(self, (queries, keys, device), device, make)
 
     def _fitted(self, vectors: Float[Tensor, "R D"], rows: int) -> Float[Tensor, "1 R2 D"]:
-        """The table with so many rows. A product, so that its gradient is a sum in a fixed order."""
+        """The table, interpolated to `rows` rows as a product, so that its gradient is a sum in a fixed order."""
         have = vectors.shape[0]
         if have == rows:
             return vectors[None]

@@ -1,12 +1,12 @@
-"""Factored relative bias: a table an axis, added up.
+"""Factored relative bias: one table per axis, summed.
 
     score[h, i, j] += sum over axes a of table[a][i_a - j_a, h]
 
-(2 H - 1) + (2 W - 1) numbers per head for a grid instead of (2 H - 1)(2 W - 1), and none that pairs a row offset with a
-column offset: it can prefer the row above and the column to the right, not the one patch that is both alone.
+A grid takes (2 H - 1) + (2 W - 1) numbers per head instead of (2 H - 1)(2 W - 1). None belongs to a pair of row and
+column offsets: it can prefer the row above and the column to the right, but not only the one patch that is both.
 
 Source: the two-table form of the 2-D relative bias; Raffel et al. 2020's bias per axis. Not to be confused with Swin's
-joint table (`RelativePositionBias`), or with ViTDet's per-axis vectors, which meet the query. Prefix tokens get 0.
+joint table (`RelativePositionBias`), or with ViTDet's per-axis vectors, which depend on the query. Prefix tokens get 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FactoredBias(OffsetBias):
         init_std: standard deviation that the tables start from; 0 for zeros.
 
     Attributes:
-        tables: one `[2 W - 1, num_heads]` an axis.
+        tables: one `[2 W - 1, num_heads]` per axis.
 
     Raises:
         ValueError: an argument out of its range; in `terms`, other axes, or an offset beyond a table that

@@ -1,20 +1,20 @@
-"""FIRE: a small network of the distance, taken as a share of the query's own position.
+"""FIRE: a small network of the distance, relative to the query's own position.
 
     score[h, i, j] += mlp( log(1 + |c| |i - j|) / log(1 + |c| max(i, L)) )[h]
 
-so that no key behind a query gives an input outside [0, 1], however long the sequence. c and L are learned (L as a
-multiple of where it starts), mlp is Linear(1, 32), ReLU, Linear(32, H). Up to position L the bias depends on the offset
-alone; beyond, the same offset counts for less the later the query stands, so it is no bias of the offset. Places are
-the tokens' coordinates: they count from the start of a document, where a cached, shifted or packed query belongs, and a
-sequence that starts elsewhere is another sequence. Prefix tokens have no position and get 0.
+so that keys before a query give inputs in [0, 1], however long the sequence. c and L are learned (L as a multiple of
+its start value), mlp is Linear(1, 32), ReLU, Linear(32, H). Up to position L the bias depends on the offset alone.
+Beyond it, the same offset counts for less the later the query is, so this is not a bias of the offset. Positions are
+the tokens' coordinates and count from the start of a document, also for a cached, shifted or packed query; a sequence
+that starts elsewhere gives other biases. Prefix tokens have no position and get 0.
 
-The network sees the distance of every pair: for n query rows and M keys it makes n x M x 32 numbers, for all heads at
-once, and once for the whole batch where places do not differ in it.
+The network takes the distance of every pair: for n query rows and M keys it makes n x M x 32 numbers, for all heads at
+once, and once for the whole batch if its elements share their positions.
 
 Source: Li et al. 2024 ("Functional Interpolation for Relative Positions Improves Long Context Transformers"), section
-3.2 and the code in its appendix, whose 1e-6 beside the lower logarithm is here too. Defined for causal attention;
-|i - j| as in that code serves both ways, and a key after its query may then go beyond 1. Not to be confused with Swin
-V2's network (`log_cpb`), which sees the offset alone, or with KERPLE, whose function is fixed up to two numbers.
+3.2 and the code in its appendix, whose 1e-6 in the denominator is here too. Defined for causal attention; |i - j|, as
+in that code, works both ways, but a key after its query may give an input above 1. Not to be confused with Swin V2's
+network (`log_cpb`), which takes the offset alone, or with KERPLE, whose function is fixed up to two numbers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class FIREBias(Mechanism):
     Args:
         num_heads: query heads, H.
         hidden_dim: width of the network.
-        c: where the factor inside the logarithms starts.
-        threshold: L, where the learned threshold starts: smaller positions count as it.
+        c: start value of the factor inside the logarithms.
+        threshold: L, start value of the learned threshold; smaller positions count as L.
 
     Attributes:
         c: `[1]`.
@@ -75,7 +75,7 @@ class FIREBias(Mechanism):
         require_number(threshold, "threshold", "above 0", "The published one is 512.")
         self.num_heads, self.hidden_dim, self.threshold = num_heads, hidden_dim, float(threshold)
         self._start = float(c)
-        self.c = nn.Parameter(torch.tensor([float(c)]))  # with an axis, for fully_shard takes none without
+        self.c = nn.Parameter(torch.tensor([float(c)]))  # with an axis: fully_shard takes no scalars
         self.multiplier = nn.Parameter(torch.ones(1))
         self.mlp = nn.Sequential(nn.Linear(1, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_heads))
 
@@ -87,7 +87,7 @@ class FIREBias(Mechanism):
         return {**super()._arguments(), "c": self._start}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("c", "multiplier"):  # checkpoints of before had numbers without an axis
+        for name in ("c", "multiplier"):  # older checkpoints have scalars
             x = state_dict.get(prefix + name)
             if x is not None and x.dim() == 0:
                 state_dict[prefix + name] = x.reshape(1)

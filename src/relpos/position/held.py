@@ -1,4 +1,4 @@
-"""What a mechanism holds within the scopes of `position/scope.py`: terms, and what they were made of."""
+"""The terms that a mechanism holds within the scopes of `position/scope.py`, and what they were made of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from relpos.core.private import hooks_on_saved_tensors, writes
 
 
 class Held(dict[Any, Terms]):
-    """Terms by what was asked, within `decoding`. They count only while their mechanism has the tensors that it had at
-    the beginning: `torch.func.functional_call` gives it others for one call."""
+    """Terms by the arguments they were asked with, within `decoding`. They are valid only while their mechanism has its
+    original tensors: `torch.func.functional_call` replaces these for one call."""
 
     def __init__(self, mechanism: nn.Module) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Held(dict[Any, Terms]):
         self._made_of = [(group, name, x) for group in groups for name, x in group.items()]
 
     def counts(self) -> bool:
-        """Whether the mechanism has the tensors that it had at the beginning."""
+        """Whether the mechanism still has its original tensors."""
         for group, name, x in self._made_of:  # noqa: SIM110 - a generator takes twice as long
             if group.get(name) is not x:
                 return False

@@ -1,4 +1,4 @@
-"""iRPE: image offsets in buckets that widen with distance, as a bias or met by the query.
+"""iRPE: image offsets in buckets that widen with distance, as a bias or times the query.
 
     g(x) = x                                                                                      |x| <= alpha
            sign(x) * min(beta, round(alpha + ln(|x| / alpha) / ln(gamma / alpha) * (beta - alpha)))     beyond
@@ -16,12 +16,12 @@ buckets of the product; published undirected ones have 20 (euclidean, cross) and
 prefix tokens share one more bucket, the last. Authors' tables of undirected methods have 2 beta + 1 rows, of which the
 first beta are never read.
 
-The logarithm is taken in float32 as published, once, for every distance up to where g reaches beta: what remains are
-whole numbers. round goes to the even number halfway, as PyTorch's and NumPy's do.
+The logarithm is computed once, in float32 as published, for every distance up to where g reaches beta; only integers
+remain. round goes to the even number halfway, as PyTorch's and NumPy's do.
 
 Source: Wu et al. 2021 ("Rethinking and Improving Relative Position Encoding for Vision Transformer"), section 3.2 and
 its code (`piecewise_index`, the encoding on keys). Not to be confused with T5's buckets (rounded down, one axis), or
-with decomposed positions, which have no buckets and meet the unscaled query.
+with decomposed positions, which have no buckets and multiply the unscaled query.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from relpos.position.site import Site
 from relpos.position.tables import require_std, start_table
 
 _WIDEST = 2**20
-"""A ratio above which the distances that have buckets are more than any grid is wide."""
+"""Maximum ratio; above it, buckets cover more distances than any grid is wide."""
 Method = Literal["product", "euclidean", "quantization", "rows", "columns"]
 
 
@@ -131,7 +131,7 @@ class ImageRelativePosition(Mechanism):
 
     @property
     def buckets(self) -> int:
-        """How many there are, the prefix's left out."""
+        """The number of buckets, without the prefix's."""
         beta = len(self._edges)
         if self.method in ("euclidean", "quantization"):
             return beta + 1

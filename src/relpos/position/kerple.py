@@ -3,9 +3,9 @@
     log        score[h, i, j] -= r1[h] * log(1 + r2[h] * |i - j|)
     power      score[h, i, j] -= r1[h] * |i - j| ** r2[h]                 0 < r2 < 2
 
-r1 and r2 are positive: they are exponentials of the parameters (of `power`, r2 is 2 sigmoid), where the authors' code
-clamps to at least 0.01 (r2 of `power` to at most 2). They start from ALiBi's slopes, theirs from uniform random
-numbers: r1 = 1 and r2 = the slopes for log; r1 = the slopes and r2 = 1 for power, which is ALiBi as long as that holds.
+r1 and r2 are positive: they are exponentials of the parameters (for `power`, r2 is 2 sigmoid), where the authors' code
+clamps to at least 0.01 (r2 of `power` to at most 2). The authors start from uniform random numbers. Here ALiBi's slopes
+are the start: r1 = 1 and r2 = the slopes for log; r1 = the slopes and r2 = 1 for power, which is ALiBi while r2 = 1.
 The bias is added after the scale of the scores. Prefix tokens are at distance 0 from everything.
 
 Source: Chi et al. 2022, section 4, and its code (`ParallelKerpleLog`, `ParallelKerplePower`). Defined for causal
@@ -43,8 +43,8 @@ class Kerple(OffsetBias):
         kernel: "log" or "power".
 
     Attributes:
-        log_r1: `[num_heads]`, of which `r1` is the exponential.
-        raw_r2: `[num_heads]`, what `r2` is made of.
+        log_r1: `[num_heads]`, the logarithm of `r1`.
+        raw_r2: `[num_heads]`, `r2` before its exponential or sigmoid.
 
     Raises:
         ValueError: an argument out of its range.

@@ -6,7 +6,7 @@ Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the pref
 first.
 Source: Gehring et al. 2017 (sequences); Dosovitskiy et al. 2021, section 3.1 and appendix D.4 (grids, and that fixing a
 raster order costs nothing). Another grid needs `resize`: bicubic with antialiasing in float32, as timm's
-`resample_abs_pos_embed`; a sequence is interpolated linearly, or extended: the vectors are repeated behind the last one
+`resample_abs_pos_embed`; a sequence is interpolated linearly, or extended: the vectors are repeated after the last one
 (Beltagy et al. 2020, Longformer, section 5), so that the trained positions keep theirs.
 
 Not to be confused with sinusoidal positions, which are added at the same point and have no parameters.
@@ -35,7 +35,7 @@ from relpos.position.tokens import add_to_tokens
 class LearnedPositionEmbedding(Mechanism):
     """One learned vector per position.
 
-    `x[n] + pos_embed[n]`, before the first layer: call `embed(x, coordinates)`. It says nothing in attention.
+    `x[n] + pos_embed[n]`, before the first layer: call `embed(x, coordinates)`. It adds nothing in attention.
 
     Source: Gehring et al. 2017; Dosovitskiy et al. 2021, section 3.1.
 
@@ -87,12 +87,12 @@ class LearnedPositionEmbedding(Mechanism):
 
     @property
     def seq_len(self) -> int | None:
-        """Positions of a sequence; None where it is built for a grid."""
+        """Positions of a sequence; None if it is built for a grid."""
         return None if self.is_grid else self.sizes[0]
 
     @property
     def grid_size(self) -> tuple[int, ...] | None:
-        """Cells along each axis; None where it is built for a sequence."""
+        """Cells along each axis; None if it is built for a sequence."""
         return self.sizes if self.is_grid else None
 
     @classmethod
@@ -107,7 +107,7 @@ class LearnedPositionEmbedding(Mechanism):
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """Interpolated; a sequence can also be repeated, which a grid's rows and columns would not survive."""
+        """Interpolated; a sequence can also be repeated, which would break a grid's rows and columns."""
         return ("interpolated",) if self.is_grid else ("interpolated", "repeated")
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
@@ -146,7 +146,7 @@ class LearnedPositionEmbedding(Mechanism):
             tokens = places.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
-        return torch.cat([prefix, rest[:, low : low + places.length]], dim=1)  # of a Sequence: of no places, none
+        return torch.cat([prefix, rest[:, low : low + places.length]], dim=1)  # of a Sequence, which may have no places
 
     def resize(self, size: int | tuple[int, ...]) -> LearnedPositionEmbedding:
         """A copy for another grid (bicubic, antialiased) or sequence length (linear); prefix vectors are kept.

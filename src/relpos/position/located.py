@@ -1,8 +1,8 @@
-"""Where a mechanism is: where its weights are; without any, where it was moved, or where the tokens are that it serves.
+"""The device of a mechanism: that of its weights; without weights, the one it was moved to, or that of its tokens.
 
-A buffer that nobody saves tells of moves what no weight can: `_here`, empty, moves with `.to(device)`. There is none
-while a module has been built on the meta device (as large models are, and then given their weights) and not moved from
-there: without weights it has no number to lose, and makes its terms wherever `settle` says that the tokens are.
+An empty buffer `_here`, which is not saved, moves with `.to(device)` and so records moves without weights. It is None
+while a module was built on the meta device (as large models are, before they get their weights) and not moved from
+there: without weights it has no number to lose, and `settle` gives it the device of the tokens.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Located(nn.Module):
         found = _of_weights(self)
         if found is not None:
             return found
-        here = self._buffers["_here"]  # an attribute is looked for in two other places first
+        here = self._buffers["_here"]  # attribute access is slower
         return META if here is None else here.device
 
     def settle(self, device: torch.device) -> None:
-        """Be where these tokens are, if there is neither a weight that says where, nor has it been moved."""
+        """Take the device of these tokens, unless weights or a move determine it."""
         if self._buffers["_here"] is None and device != META:
             for part in self.modules():
                 if isinstance(part, Located) and part._buffers["_here"] is None:
@@ -54,7 +54,7 @@ class Located(nn.Module):
 
 
 def settle(module: nn.Module, device: torch.device) -> None:
-    """`Located.settle` of all in a module that may be anything, such as a wrapper of a mechanism."""
+    """`Located.settle` for every part of any module, such as a wrapper of a mechanism."""
     if isinstance(module, Located):
         module.settle(device)
     else:
@@ -63,7 +63,7 @@ def settle(module: nn.Module, device: torch.device) -> None:
 
 
 def _of_weights(module: nn.Module) -> torch.device | None:
-    """The device of the first parameter or saved buffer that has numbers; meta where none has, None where none is."""
+    """The device of the first parameter or saved buffer that has numbers; meta if none has, None if there is none."""
     found = None
     x: Tensor | None
     for x in module._parameters.values():
@@ -88,9 +88,9 @@ def _of_weights(module: nn.Module) -> torch.device | None:
 
 
 def _moved(fn: Callable[..., Any]) -> Tensor | None:
-    """Where `Module._apply` moves a module to; None where it does not, but casts, say."""
+    """An empty tensor where `Module._apply` moves a module; None if it does not move it, but casts it, say."""
     try:
         moved: Tensor = fn(torch.empty(0, device=META))
-    except RuntimeError:  # there is nothing to copy from there, and it wants a copy
+    except RuntimeError:  # it wants to copy numbers, and meta has none
         moved = fn(torch.empty(0, device="cpu"))
     return None if moved.is_meta else moved

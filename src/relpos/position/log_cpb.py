@@ -2,12 +2,12 @@
 
     score[h, i, j] += 16 * sigmoid(mlp(x)[h]),    x = sign(c) * log2(1 + |c|) / log2(8),    c = 8 * offset / (W - 1)
 
-an axis each; mlp is Linear(A, 512), ReLU, Linear(512, H) without bias. W is the window trained on (`pretrained_window`
-in Swin V2): a larger window only asks the network for farther offsets, which the logarithm keeps near. On an axis one
-cell wide c is 8 * offset, 0 within that window, where published code divides by 0. Swin V2 has no prefix tokens; here
-they get 8, what a network at 0 says: 0, the least a token can get, would hide them.
+per axis; mlp is Linear(A, 512), ReLU, Linear(512, H) without bias. W is the window trained on (`pretrained_window` in
+Swin V2): a larger window only asks the network for farther offsets, which the logarithm keeps near. On an axis one cell
+wide, c is 8 * offset (0 within that window), where published code divides by 0. Swin V2 has no prefix tokens. Here they
+get 8, the output of a network at 0; a bias of 0, the least a token can get, would hide them.
 
-Swin V2 meets it with cosine attention: queries and keys of length 1 and a learned scale a head, exp(min(s, log 100)),
+Swin V2 uses it with cosine attention: queries and keys of length 1, and a learned scale per head, exp(min(s, log 100)),
 from log 10. That belongs to the layer, not to position. timm's `cr` variant differs (signed log1p, no sigmoid).
 
 Source: Liu et al. 2022 (Swin V2), section 3.3.

@@ -10,7 +10,7 @@ says how many follow time, rows and columns, `order` which:
 
 Blocked, columns have the slowest pairs and time the fastest; interleaved, each axis has fast and slow ones.
 
-Text has the same number thrice, its position, and turns exactly as under `rotary_1d`. So coordinates with one axis are
+Text has its position as all three coordinates, and rotates exactly as in `rotary_1d`. So coordinates with one axis are
 text, `Grid(rows, columns)` is an image at time 0, and three axes are (time, row, column). Text and images in one
 sequence are `Positions` of three axes, `[N, 3]` or `[B, N, 3]`. In Qwen's models an image that begins at position s has
 time s, rows s + 0, s + 1, ... and columns s + 0, s + 1, ..., and the text after it continues at s + max(rows, columns).
@@ -102,7 +102,7 @@ class MultimodalRotary(Mechanism):
         return cls(site.head_dim, (pairs - rows - columns, rows, columns), order="interleaved", base=10000.0)
 
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "_ 1 N P"]:
-        """How far each token turns, in radians, float64; what `relpos.rotate` takes for keys that go into a cache."""
+        """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache."""
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes > 3:
             fail("coordinates with 1 to 3 axes", repr(coordinates), "They are a position, or (time, row, column).")

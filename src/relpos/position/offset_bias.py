@@ -1,4 +1,4 @@
-"""A bias that is a function of the offset: what most mechanisms subclass, with one function to write."""
+"""A bias that is a function of the offset: the base of most mechanisms, with one function to write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OffsetBias(Mechanism):
     """A bias that depends on query - key alone: subclasses write `bias`, and `prefix_bias` where they have one.
 
     `offsets.axes` is `Int[L, A]`, query - key, of every offset that can occur; `bias` returns `[H, L]` for them,
-    float32 or wider. Lines, engines, masks, caches and gradients follow.
+    float32 or wider. Lines, engines, masks, caches and gradients need no code.
 
     Examples:
         >>> class Nearest(relpos.OffsetBias):
@@ -50,15 +50,15 @@ class OffsetBias(Mechanism):
     """
 
     axes: ClassVar[int | None] = 1
-    """Axes it understands, others raise: 1 sees a grid in raster order; None takes coordinates as they come."""
+    """The number of axes it supports; others raise. 1 reads a grid in raster order; None takes any coordinates."""
 
     _answers_for_prefix: bool = False
-    """Whether `bias` itself has what `prefix_bias` says at the pairs with a prefix."""
+    """Whether `bias` already handles prefix pairs."""
 
     @abstractmethod
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         """The bias of each head at each offset, float32 or wider. Pairs with a prefix come as offset 0 and are
-        replaced. Inside `relpos.decoding` it may be asked about more offsets than those of the call."""
+        replaced. Inside `relpos.decoding` it may get more offsets than those of the call."""
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
@@ -87,15 +87,13 @@ class OffsetBias(Mechanism):
         terms = held.get(asked)
         if terms is None:
             terms = self._part_of_held(queries, keys, held)
-            for before in [
-                key for key in list(held) if len(key) == len(asked)
-            ]:  # the last call's alone is of use again
+            for before in [key for key in list(held) if len(key) == len(asked)]:  # only the last call's is used again
                 held.pop(before, None)
             held[asked] = terms
         return terms
 
     def _part_of_held(self, queries: Coordinates, keys: Coordinates | None, held: Held) -> Terms:
-        """A part of the terms of a long sequence, which are held, where that is the same; else made anew."""
+        """A part of the held terms of a long sequence, if it is equal; else new terms."""
         sides = [side for side in (queries, keys) if side is not None]
         anywhere = self.axes == 1 and AS_IS in self.growth
         if not anywhere or not all(isinstance(side, Sequence) and side.prefix == 0 for side in sides):
@@ -109,13 +107,13 @@ class OffsetBias(Mechanism):
         return held[long].narrow(*parts)
 
     def _beside(self) -> tuple[Term, ...]:
-        """Terms that come with the bias, wherever tokens are."""
+        """Terms that come with the bias, for any coordinates."""
         return ()
 
     def _on(self, line: Lines) -> Terms:
         """Its terms on a line."""
         offsets = line.offsets()
-        with without_autocast(line.query.device):  # values are computed in float32, also there
+        with without_autocast(line.query.device):  # values are computed in float32, also under autocast
             values = self.bias(offsets)
             if not isinstance(values, Tensor) or values.dim() != 2 or values.shape[1] != line.length:
                 fail(
@@ -133,6 +131,6 @@ class OffsetBias(Mechanism):
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:
-    """One number a kind at every entry of the line. A product, so that its gradient is a sum in a fixed order."""
+    """The number of each entry's kind. Computed as a product, so that its gradient is a sum in a fixed order."""
     kinds = torch.arange(len(Kind), device=offsets.kind.device)
     return by_kind @ (offsets.kind == kinds[:, None]).to(by_kind.dtype)

@@ -1,9 +1,9 @@
 """Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
 
-A module offers its mechanisms in a list `PRESETS`; nobody edits a registry. Names joined with `+` are sums:
-`learned+relative_2d`. A name that is also a module's (`none`, `learned`) or a preset of one (`relative_2d`) is found
-alike, and so is an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them.
-Results and files have the name, never the alias.
+A module lists its mechanisms in `PRESETS`; there is no registry to edit. Names joined with `+` are sums:
+`learned+relative_2d`. A preset is found by its name (`relative_2d`), which may also be a module's (`none`, `learned`),
+or by an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them. Results and
+files have the name, never the alias.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Preset:
     """A mechanism under a name.
 
     Attributes:
-        name: what the command line calls it.
-        title: what a page calls it.
-        build: makes it for a site; `make` is what to call.
+        name: its name on the command line.
+        title: its name on pages.
+        build: makes it for a site; call `make` instead.
         summary: two sentences for someone who meets it first: what it is, what to expect.
         source: the paper and section.
         family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
             scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
-        aliases: what else people call it.
-        near: names of what it is not, each with the difference: a person who types one is told.
+        aliases: its other names.
+        near: names of similar mechanisms, each with the difference, for the message to a person who types one.
     """
 
     name: str
@@ -71,7 +71,7 @@ def presets() -> dict[str, Preset]:
     """
     found: dict[str, Preset] = {}
     aliases: dict[str, tuple[str, str]] = {}  # the module and the name of the first preset that has it
-    package = sys.modules["relpos.position"]  # whose path others may extend
+    package = sys.modules["relpos.position"]  # other packages may extend its path
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
             if preset.name in found:
@@ -88,7 +88,7 @@ def presets() -> dict[str, Preset]:
 
 
 def sum_of(*names: str) -> Callable[[Site], Mechanism]:
-    """What builds the sum of several presets."""
+    """A function that builds the sum of several presets."""
 
     def build(site: Site) -> Mechanism:
         first, *rest = (find(name).make(site) for name in names)
@@ -141,7 +141,7 @@ def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
     if isinstance(name, str) and name not in known:
         aliased = [preset for preset in known.values() if name in preset.aliases]
         serving = [preset for preset in aliased if axes is None or axes in preset.token_axes]
-        if aliased:  # the one that serves fewest other tokens is made for these
+        if aliased:  # the one for the fewest kinds of tokens is made for these
             return min(serving or aliased, key=lambda preset: 0 if axes is None else len(preset.token_axes))
         for preset in known.values():
             if name in dict(preset.near):
@@ -165,7 +165,7 @@ def create_position(
     init_std: float = 0.02,
     trainable: bool = True,
 ) -> Mechanism:
-    """The mechanism of a name: what a model of that `position` and the command train. Its repr is its constructor.
+    """Build a mechanism by name, as models with that `position` and the command do. Its repr is its constructor.
 
     Args:
         name: of a preset, an alias, or several joined with `+`: `relpos list positions` has them.
@@ -175,15 +175,15 @@ def create_position(
         keys: coordinates of the key tokens; default the queries.
         embed_dim: width of a token, E; `num_heads * head_dim` where left out.
         causal: whether a query sees only what comes before it.
-        init_std: standard deviation that learned tables start from. Models have 0.02; the command's recipes have 0.5
+        init_std: standard deviation that learned tables start from. Models use 0.02; the command's recipes use 0.5
             on images and 0.1 on text.
-        trainable: False for parameters that stay as they start.
+        trainable: False for frozen parameters.
 
     Returns:
         The mechanism.
 
     Raises:
-        ValueError: no such name, a position that makes no sense on tokens with so many axes, or sizes that it cannot
+        ValueError: no such name, a position that makes no sense on tokens with that many axes, or sizes that it cannot
             have.
 
     Examples:

@@ -11,7 +11,7 @@ so a smaller grid needs nothing. `resize` makes a table for another window: bicu
 BEiT's geometric progression, which keeps near offsets. `extend` repeats the farthest rows of a 1-D table.
 
 Not to be confused with T5's bias (log buckets, opposite sign, no scale), Swin V2's (an MLP of the offset), or the
-per-axis vectors of ViTDet and SAM, which meet the query.
+per-axis vectors of ViTDet and SAM, which depend on the query.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RelativePositionBias(TableBias):
         num_heads: query heads, H.
         window_size: (rows, columns) of the grid, for `bias_type="2d"`.
         seq_len: length of the sequence, for `bias_type="1d"`.
-        bias_type: "1d" or "2d"; where left out, whichever size was given.
+        bias_type: "1d" or "2d"; default: by the size that is given.
         init_std: standard deviation of the truncated normal the table starts from; 0 for zeros.
         prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three
             more rows.
@@ -219,7 +219,7 @@ class RelativePositionBias(TableBias):
         return {} if self.bias_type == "1d" else {"window_size": plain(self.sizes)}
 
     def _has_entry(self) -> bool:
-        """A table of a square window has the names and shapes that are published, and its shape tells which."""
+        """False for a square window: its table has the published name and shape, which determines the window."""
         return self.bias_type == "2d" and len(set(self.sizes)) > 1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -332,7 +332,7 @@ class RelativePositionBias(TableBias):
         return resized
 
     def extend(self, length: int) -> RelativePositionBias:
-        """A copy for a longer sequence whose farthest offsets have the rows of the farthest trained ones.
+        """A copy for a longer sequence; offsets beyond the trained ones have the rows of the farthest trained ones.
 
         Raises:
             ValueError: a 2-D table.

@@ -1,12 +1,12 @@
-"""Rotary positions: queries and keys are turned by an angle proportional to their position, in pairs of dimensions.
+"""Rotary positions: queries and keys are rotated by an angle proportional to their position, in pairs of dimensions.
 
     score[h, i, j] = scale * <R(place[i]) q[i], R(place[j]) k[j]>  =  a function of q, k and place[i] - place[j]
 
-Pair p turns by place * w[p], w[p] = base ** (-p / P), P pairs an axis. On a grid ("axial") the rotated width is shared
-out between the axes: the first pairs turn with the row, the next with the column. Prefix tokens are not turned. With
-`rotary_dim` below the head's width the rest passes through (GPT-NeoX's `rotary_pct`). No parameters.
+Pair p rotates by place * w[p], w[p] = base ** (-p / P), P pairs per axis. On a grid ("axial") the rotated width is
+divided between the axes: the first pairs rotate with the row, the next with the column. Prefix tokens are not rotated.
+With `rotary_dim` below the head's width the rest passes through (GPT-NeoX's `rotary_pct`). No parameters.
 
-Which two dimensions are a pair is the layout, and weights trained with one do not fit the other: "half" (Hugging Face's
+The layout says which two dimensions are a pair; weights trained with one do not fit the other. "half" (Hugging Face's
 Llama, GPT-NeoX) pairs p with p + P, "interleaved" (RoFormer, Meta's Llama, timm) pairs 2p with 2p + 1.
 
 A model that has been trained on contexts of `trained_length` tokens extrapolates to longer ones as it is, or with every
@@ -14,10 +14,10 @@ position divided ("linear"), a larger base ("ntk"), or slow pairs slowed and fas
 `position.scaling` says how. `scaling=` sets one of these, or another, from the start.
 
 Source: Su et al. 2021 (RoFormer), section 3.2, base 10,000; on grids Heo et al. 2024 (RoPE for ViT), section 3,
-"axial", base 100 (their code turns the first pairs with the column; timm and this file with the row). Scores depend on
-offsets alone between tokens; between a prefix token, which is not turned, and a token they depend on the token's
-position. Not to be confused with sinusoidal positions, which are added to tokens; and a key that is cached rotated
-stays turned by the frequencies it was written with.
+"axial", base 100 (their code turns the first pairs with the column; timm and this file with the row). Scores between
+tokens depend on offsets alone; scores between a prefix token, which is not rotated, and a token depend on the token's
+position. A key that is cached rotated keeps the frequencies of that time. Not to be confused with sinusoidal positions,
+which are added to tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from relpos.position.site import Site
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
 _KEPT = (256, 2048, 8192)
-"""Tokens of the sequences whose angles it keeps; shorter ones are a part of these."""
+"""Lengths of the sequences whose angles are cached; shorter ones are a part of these."""
 RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 """What a rotation along one axis can do beyond its trained length."""
 
@@ -90,11 +90,9 @@ class RotaryEmbedding(Mechanism):
         layout: "half", as Llama has it, or "interleaved", as images have it in timm. The name `rotary_2d` is
             `RotaryEmbedding(head_dim, axes=2, base=100.0, layout="interleaved")`.
         rotary_dim: how many dimensions are rotated, the first ones; a multiple of 2 * axes. Default: all.
-        scaling: frequencies for longer contexts, such as `YaRN(4.0, trained_length=2048)`; of several axes each has
-            them.
+        scaling: frequencies for longer contexts, such as `YaRN(4.0, trained_length=2048)`; the same for each axis.
         trained_length: tokens of the contexts it is trained on; `grow` stretches from there.
-        beyond: what it does first beyond them: "as is", "linear", "ntk", "yarn" or "llama3". Within them all are the
-            same.
+        beyond: its first rule beyond them: "as is", "linear", "ntk", "yarn" or "llama3". Within them all are the same.
 
     Raises:
         ValueError: rotary_dim is no multiple of 2 * axes or more than `head_dim`; several axes or a scaling beside a
@@ -160,12 +158,12 @@ class RotaryEmbedding(Mechanism):
         own = super()._arguments()
         if self.rotary_dim == self.head_dim - self.head_dim % (2 * self.axes):
             own["rotary_dim"] = None
-        if self.scaling is not None and self.trained_length is not None:  # it has grown, which no constructor says
+        if self.scaling is not None and self.trained_length is not None:  # it was grown, which no argument tells
             own |= {"trained_length": None, "beyond": AS_IS}
         return own
 
     def _differing(self, own: Settings, saved: Settings) -> list[str]:
-        unknown = None in (own.get("trained_length"), saved.get("trained_length"))  # which changes nothing by itself
+        unknown = None in (own.get("trained_length"), saved.get("trained_length"))  # None changes nothing by itself
         return [one for one in super()._differing(own, saved) if not (one == "trained_length" and unknown)]
 
     def _remedy(self, saved: Settings, names: list[str]) -> str:
@@ -179,7 +177,7 @@ class RotaryEmbedding(Mechanism):
         numbers = next(iter(wanted.values()))
         factor = numbers.get("factor", 1) if isinstance(numbers, dict) else 1
         length = max(1, round(self.trained_length * factor))
-        for rule in RULES[1:]:  # one of which may be how it came to be
+        for rule in RULES[1:]:  # one of these may have made it
             if plain(self.grow(Sequence(length), rule).scaling) == wanted:
                 before = "" if self.scaling is None else "Build the model as it was before it was grown. "
                 return f"{before}Call model.grow({length}, {rule!r}) before loading."
@@ -187,7 +185,7 @@ class RotaryEmbedding(Mechanism):
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """With a trained length `beyond` and then the other rules; without one "as is" alone."""
+        """With a trained length, `beyond` and then the other rules; without one, only "as is"."""
         if self.trained_length is None:
             return (AS_IS,)
         return (self.beyond, *(rule for rule in RULES if rule != self.beyond))
@@ -212,14 +210,14 @@ class RotaryEmbedding(Mechanism):
         return grown
 
     def bands(self, length: int) -> Scaled:
-        """The frequency of each pair of an axis in a context of `length` tokens, and the factor on what is rotated."""
+        """The frequency of each pair of an axis in a context of `length` tokens, and the magnitude."""
         pairs = self.rotary_dim // (2 * self.axes)
         if self.scaling is None:
             return frequencies(pairs, self.base), 1.0
         return self.scaling(self.base, pairs, length)
 
     def _bands_here(self, length: int) -> Float[Tensor, " P"]:
-        """The frequencies on its device, float64. Of what depends on the length nothing is kept there, nor copied."""
+        """The frequencies on its device, float64. Those that depend on the length are neither cached nor copied."""
         if isinstance(self.scaling, DynamicNTK) and keeps(self.device):
             pairs = self.rotary_dim // (2 * self.axes)
             exponents = constant(tuple(-p / pairs for p in range(pairs)), torch.float64, self.device)
@@ -228,12 +226,12 @@ class RotaryEmbedding(Mechanism):
         return (constant if few else passing)(self.bands(length)[0], torch.float64, self.device)
 
     def angles(self, coordinates: Coordinates, length: int | None = None) -> Float[Tensor, "_ 1 N P"]:
-        """How far each token turns, in radians, float64; what `relpos.rotate` takes for keys that go into a cache.
+        """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache.
 
         Args:
             coordinates: where the tokens are.
-            length: of the context, for scalings that heed it; by default up to the largest of these positions. What
-                goes into a cache wants `magnitude=own.bands(length)[1]` and `width=own.head_dim` too.
+            length: of the context, for scalings that depend on it; by default up to the largest of these positions.
+                Keys for a cache also need `magnitude=own.bands(length)[1]` and `width=own.head_dim`.
         """
         own = self._own(coordinates, "coordinates")
         length = context_length(own) if length is None else length
@@ -259,7 +257,7 @@ class RotaryEmbedding(Mechanism):
 
     @property
     def _keeps(self) -> bool:
-        """Whether its angles follow from coordinates and settings alone: a scaling or a subclass may know more."""
+        """Whether its angles depend on coordinates and settings alone (not for some scalings and subclasses)."""
         plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
         names = ("angles", "bands", "_bands_here")
         own = all(getattr(type(self), name) is getattr(RotaryEmbedding, name) for name in names)
@@ -280,7 +278,7 @@ class RotaryEmbedding(Mechanism):
 
 
 def site_length(site: Site) -> int:
-    """Tokens of the contexts that a site stands for, in raster order, without the prefix."""
+    """The context length of a site in tokens, in raster order, without the prefix."""
     sides = (site.queries,) if site.keys is None else (site.queries, site.keys)
     return context_length(*(side.raster() for side in sides))
 

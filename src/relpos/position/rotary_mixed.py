@@ -1,13 +1,13 @@
-"""Mixed rotary positions (RoPE-Mixed): every pair turns with row and column together, by frequencies that are learned.
+"""Mixed rotary positions (RoPE-Mixed): every pair rotates with row and column together, by learned frequencies.
 
     angle[h, p] = row * frequencies[0, h, p] + column * frequencies[1, h, p]
 
-Two frequencies a head and pair: their direction is the direction on the grid along which the pair turns, so that
-diagonals are as near as rows and columns; the axial rotation has only those two. Scores depend on the offset alone.
+There are two frequencies per head and pair. Together they give the direction on the grid along which the pair rotates,
+so that diagonals count like rows and columns; the axial rotation has only those two. Scores depend on the offset alone.
 
-They start as the axial frequencies base ** (-p / P) of P = D / 4 pairs an axis, one half of the pairs along some
-direction and the other half at a right angle to it; each head has a direction of its own, drawn at random. Weight decay
-has no business here: it would pull all angles to 0, and timm leaves it off.
+They start as the axial frequencies base ** (-p / P) of P = D / 4 pairs per axis, one half of the pairs along some
+direction and the other half at a right angle to it; each head draws its own direction at random. Use no weight decay:
+it would pull all angles to 0, and timm leaves it off.
 
 Source: Heo et al. 2024 (RoPE for ViT), section 3.2 ("RoPE-Mixed"), base 10; each layer has its own. Their `freqs[0]`
 (and timm's) turn with the column, `freqs[1]` with the row: ours are `freqs.flip(0)`. Their layout is "interleaved".
@@ -47,7 +47,7 @@ class RotaryMixed(Mechanism):
         layout: "half" or "interleaved", see `relpos.rotate`.
 
     Attributes:
-        frequencies: `[2, H, D / 2]`, radians a row and radians a column.
+        frequencies: `[2, H, D / 2]`, radians per row and radians per column.
 
     Raises:
         ValueError: a width that is no multiple of 4; in `terms`, coordinates without rows and columns.
@@ -92,7 +92,7 @@ class RotaryMixed(Mechanism):
         return cls(site.num_heads, site.head_dim)
 
     def angles(self, coordinates: Coordinates) -> Float[Tensor, "_ H N P"]:
-        """How far each token turns in each head, in radians, float64."""
+        """The angles of each token in each head in radians, float64."""
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes != 2:
             fail("coordinates with 2 axes", repr(coordinates), "Write Grid(rows, columns).")

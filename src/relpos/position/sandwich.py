@@ -2,8 +2,8 @@
 
     score[h, i, j] += (sum over p < P of cos((i - j) * base ** (-p / P))) * H / (8 (h + 1))
 
-What remains of sinusoidal positions when only position meets position: a bias of the distance that falls off like a
-logarithm and ripples. Nothing is learned; each head has its own strength, from H P / 8 at distance 0 to P / 8. Prefix
+It is the product of positions with positions in sinusoidal embeddings: a bias that falls off like a logarithm of the
+distance, with ripples. Nothing is learned; each head has its own strength, from H P / 8 at distance 0 to P / 8. Prefix
 tokens are at distance 0 from everything, which is this highest value and not 0. A grid is seen in raster order.
 
 Source: Chi et al. 2023 ("Dissecting Transformer Length Extrapolation"), section 5 and the code in its appendix, with
@@ -38,7 +38,7 @@ class Sandwich(OffsetBias):
     Args:
         num_heads: query heads, H.
         width: 2 P, the width of the sinusoids whose product it is.
-        base: as sinusoidal positions have it.
+        base: as in sinusoidal positions.
 
     Raises:
         ValueError: an argument out of its range, or an odd width.

@@ -1,12 +1,12 @@
-"""Settings that travel with the weights: what decides what a mechanism says, and no parameter tells.
+"""Settings saved with the weights: those that determine what a mechanism computes, but show in no parameter.
 
     state_dict()["positions.0._extra_state"]      uint8, the ASCII of {"settings":{"base":10000, ...},"version":1}
 
-A rotation has no weights: without this those of a model that was grown would fit one that was not. Loading compares.
-What was saved with other settings is refused; what was saved without any, by relpos before there were or by another
-library, loads with one warning. Nothing is taken over from a file: a model is what it was built as.
+A rotation has no weights: without settings, the weights of a grown model would fit one that was not grown. Loading
+compares them. Weights saved with other settings raise. Weights without settings, from an older relpos or another
+library, load with one warning. No setting is taken from a file: a model stays as it was built.
 
-A mechanism whose parameters and their shapes tell everything has no such entry.
+A mechanism that its parameters and their shapes determine has no such entry.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from relpos.core.checks import fail, shape_of
 from relpos.position.located import Located
 
 ENTRY = "_extra_state"
-"""What PyTorch calls it in a state dict, after the name of the module."""
+"""PyTorch's name for it in a state dict, after the name of the module."""
 VERSION = 1
 _LETTERS = 160
-"""Of a setting in a message, at most."""
+"""Maximum letters of a setting in a message."""
 Settings = dict[str, Any]
 """Plain values, as JSON gives them back."""
 
@@ -37,9 +37,9 @@ class SavesSettings(Located):
     """Base of modules that save settings beside their weights, and compare them where weights are loaded."""
 
     saved_settings: ClassVar[tuple[str, ...]] = ()
-    """Names of attributes that decide what it says and that no parameter tells: numbers, texts, flags, tuples of them.
+    """Names of attributes that determine what it computes but show in no parameter: numbers, texts, flags, tuples.
 
-    A subclass writes `saved_settings = ("power",)`, and has those of its bases, too.
+    A subclass writes `saved_settings = ("power",)`, and also has those of its bases.
     """
 
     _expects_entry: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class SavesSettings(Located):
 
     def __init__(self) -> None:
         super().__init__()
-        self._buffers[ENTRY] = None  # accelerate's loading puts there what a file has
+        self._buffers[ENTRY] = None  # accelerate loads a file's entry into it
         self._non_persistent_buffers_set.add(ENTRY)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -62,37 +62,37 @@ class SavesSettings(Located):
         return {name: plain(getattr(self, name, None)) for name in self.saved_settings}
 
     def _has_entry(self) -> bool:
-        """Whether they are saved: not where shapes tell them."""
+        """Whether settings are saved; not if shapes determine them."""
         return bool(self.saved_settings)
 
     def _differing(self, own: Settings, saved: Settings) -> list[str]:
-        """The names of settings that make one say something else than the other."""
+        """The names of settings whose difference changes the result."""
         return [name for name in {**own, **saved} if own.get(name) != saved.get(name)]
 
     def _remedy(self, saved: Settings, names: list[str]) -> str:
-        """What to do about settings of these names that were saved otherwise."""
+        """What to do if settings of these names were saved with other values."""
         return "Build it with the saved settings, then load."
 
-    def _encoded(self) -> torch.Tensor:  # a name that modules of mechanisms know, where it becomes theirs
-        """The settings as a state dict holds them, bytes: it calls this `get_extra_state`."""
+    def _encoded(self) -> torch.Tensor:  # a separate name; `__init_subclass__` assigns it
+        """The settings as a state dict holds them, as bytes. PyTorch knows this method as `get_extra_state`."""
         self._check_landed()
         return encoded(self._settings_here())
 
     @property
     def _extra_state(self) -> Tensor:
-        """As in a state dict, for those that look a name of one up as an attribute."""
+        """The entry of the state dict, for code that looks its names up as attributes."""
         return self._encoded()
 
     def set_extra_state(self, state: Any) -> None:
-        """Compare settings that were saved with its own; called by what loads weights.
+        """Compare saved settings with its own; called when weights are loaded.
 
         Raises:
-            ValueError: they are others, or none that can be read.
+            ValueError: they differ, or cannot be read.
         """
         self._require_saved(state, "")
 
     def _require_saved(self, state: Any, name: str) -> None:
-        """Raise unless settings as a state dict holds them are those here; `name` is the module's, in its model."""
+        """Raise unless the settings of a state dict equal its own; `name` is the module's in its model."""
         saved, own = decoded(state, name or type(self).__name__), self._settings_here()
         if names := self._differing(own, saved):
             whose = " ".join(filter(None, (type(self).__name__, name)))
@@ -100,17 +100,17 @@ class SavesSettings(Located):
             fail(f"weights of {whose} saved with {expected}", came, self._remedy(saved, names))
 
     def _check_landed(self) -> None:
-        """Compare what was put in the place of its settings by something that sets each tensor of a file by hand."""
+        """Compare settings that a loader has put into their buffer, one tensor of a file at a time."""
         landed = self._buffers.get(ENTRY)
         if landed is not None:
             self._buffers[ENTRY] = None
-            if not landed.is_meta:  # it is on a disk
+            if not landed.is_meta:  # else it is on a disk
                 self._require_saved(landed, "")
 
     def settle(self, device: torch.device) -> None:
         if self._buffers.get(ENTRY) is not None:
             self._check_landed()
-        if self._buffers["_here"] is None:  # as `super` asks, which takes time
+        if self._buffers["_here"] is None:  # as in `super().settle`, whose call takes time
             super().settle(device)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
@@ -118,7 +118,7 @@ class SavesSettings(Located):
         return super()._apply(fn, recurse)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != ENTRY:  # so does transformers, with anything, where a file lacks it
+        if name != ENTRY:  # transformers sets it to anything if a file lacks it
             super().__setattr__(name, value)
 
     def _load_from_state_dict(
@@ -126,7 +126,7 @@ class SavesSettings(Located):
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         load = super()._load_from_state_dict
-        if type(self).set_extra_state is not SavesSettings.set_extra_state:  # a person's own
+        if type(self).set_extra_state is not SavesSettings.set_extra_state:  # the user's own
             return load(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         key, name = prefix + ENTRY, prefix.removesuffix(".")
         found = state_dict.pop(key, None)
@@ -144,21 +144,22 @@ class SavesSettings(Located):
             missing_keys.remove(key)
 
     def _in_part(self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]) -> bool:
-        """Whether a state dict is of other modules: it has no weight of this one, or, where it has none, lacks some."""
+        """Whether a state dict is of other modules: it has no weight of this one or, if this one has none, lacks
+        some."""
         if next(self.parameters(), None) is None:
             return bool(missing_keys)
         return not any(name.startswith(prefix) for name in state_dict)
 
 
 _said_of: object = None
-"""What is one object of each load, of the load that was warned of last."""
+"""The object that identifies the load with the last warning."""
 
 
 def warn_without(module: SavesSettings, name: str, load: object) -> None:
-    """Say, once a load, that weights come without settings.
+    """Warn, once per load, that weights come without settings.
 
     Args:
-        module: that would compare them. name: its name in the model. load: what is one object a load.
+        module: the one that would compare them. name: its name in the model. load: an object that identifies the load.
     """
     global _said_of  # modules share nothing else
     if load is _said_of:
@@ -234,18 +235,18 @@ def is_settings(name: str) -> bool:
 
 
 def with_settings(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a model whose settings are known to be these from elsewhere; its own stand in for those they lack."""
+    """The weights, with the model's own settings for missing ones, which are known from elsewhere to be equal."""
     return {**{name: x for name, x in model.state_dict().items() if is_settings(name)}, **weights}
 
 
 def require_settings(model: nn.Module, weights: Mapping[str, Tensor], *, known: bool = False) -> None:
-    """Compare the settings that came with all weights of a model, before any is loaded.
+    """Compare all settings that come with a model's weights, before any is loaded.
 
     Args:
-        known: whether those that did not come are known from elsewhere, and no warning says so.
+        known: whether missing settings are known from elsewhere, so that they need no warning.
 
     Raises:
-        ValueError: they are others.
+        ValueError: they differ.
     """
     load = object()
     for name, module in model.named_modules():

@@ -1,8 +1,8 @@
-"""Context scalings of rotary positions: how a model that was trained on short contexts turns in long ones.
+"""Context scalings of rotary positions: how a model that was trained on short contexts rotates in long ones.
 
 A scaling takes the base, the number of pairs P and the length of the context, and gives P frequencies and a magnitude.
-The magnitude multiplies what turns, in queries and in keys: scores of those dimensions grow by its square, and the rest
-of a partial rotation is left alone. With w[p] = base ** (-p / P), factor s and trained length L:
+The magnitude multiplies the rotated dimensions of queries and keys: their scores grow by its square. The rest of a
+partial rotation is unchanged. With w[p] = base ** (-p / P), factor s and trained length L:
 
     LinearScaling    w[p] / s                                       Chen et al. 2023 (position interpolation)
     NTKScaling       the base times s ** (P / (P - 1))              bloc97 2023 ("NTK-aware")
@@ -13,13 +13,13 @@ of a partial rotation is left alone. With w[p] = base ** (-p / P), factor s and 
                                                                     Ding et al. 2024
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
 
-The length is the largest position among the queries and keys at hand, plus 1 (of `Positions` their `high`), and only
-`DynamicNTK` and `LongRoPE` heed it. There a key that was rotated before it went into a cache keeps the frequencies of
-the length at which it was written, and later queries turn by others: scores then depend on more than the offset
-(transformers issues 25104 and 33129). Keys that are cached unrotated, as relpos caches them, are right: a step of
-decoding equals the last row of the full pass over the tokens so far. It does not equal a row of the pass over a longer
-text, which turns by the frequencies of that text. transformers' dynamic NTK goes by the longest text it has seen until
-one within L comes; here every call goes by its own.
+The length is the largest position among the given queries and keys, plus 1 (for `Positions`, their `high`). Only
+`DynamicNTK` and `LongRoPE` depend on it. With these, a key that is rotated before it is cached keeps the frequencies of
+the length at that time, and later queries use others: scores then depend on more than the offset (transformers issues
+25104 and 33129). Keys that are cached unrotated, as in relpos, are right: a decoding step equals the last row of the
+full pass over the tokens so far. It does not equal a row of the pass over a longer text, which uses the frequencies of
+that text. transformers' dynamic NTK uses the longest text it has seen until one within L comes; here every call uses
+its own length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Scaled = tuple[tuple[float, ...], float]
 
 
 RotaryScaling = Callable[[float, int, int], Scaled]
-"""What a scaling is: a function of the base, the number of pairs and the length of the context."""
+"""A scaling: a function of the base, the number of pairs and the length of the context."""
 
 
 def _require_factor(x: object) -> None:
@@ -72,7 +72,7 @@ class LinearScaling:
 
 
 def _larger(base: float, pairs: int, by: float) -> float:
-    """The base with which the slowest pair turns `by` times slower, the fastest as before: a single pair as before."""
+    """The base with which the slowest pair rotates `by` times slower, and the fastest, or a single one, as before."""
     return base * by ** (pairs / (pairs - 1)) if pairs > 1 else base
 
 
@@ -110,12 +110,12 @@ class NTKScaling:
 class DynamicNTK:
     """NTK scaling that begins where the context exceeds `trained_length` and grows with it, `factor` times as fast.
 
-    Keys that are cached rotated do not fit it; relpos caches them as they are.
+    It does not support keys that are cached rotated; relpos caches them unrotated.
 
     Source: emozilla 2023, as in transformers.
 
     Args:
-        factor: how fast it grows; 1 for as long as the context.
+        factor: how fast it grows; 1 for as fast as the context.
         trained_length: up to here frequencies are as trained.
 
     Raises:
@@ -142,7 +142,7 @@ class DynamicNTK:
     def larger_base(self, base: float, pairs: int, length: int) -> float:
         """The base in a context of `length` tokens."""
         over = max(length, self.trained_length) / self.trained_length
-        return abs(_larger(base, pairs, self.factor * over - (self.factor - 1)))  # of a symbol nothing says that it is
+        return abs(_larger(base, pairs, self.factor * over - (self.factor - 1)))  # a symbol is not known to be
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class YaRN:
     Args:
         factor: the longer context over the trained one.
         trained_length: the trained one.
-        beta_fast: pairs that make at least so many turns in the trained context are kept.
-        beta_slow: pairs that make at most so many turns are interpolated.
+        beta_fast: pairs that make at least this many turns in the trained context are kept.
+        beta_slow: pairs that make at most this many turns are interpolated.
         magnitude: factor on rotated dimensions; None for 0.1 ln(factor) + 1. (DeepSeek's mscale and mscale_all_dim m, n
             are the magnitude (0.1 m ln(factor) + 1) / (0.1 n ln(factor) + 1).)
         truncate: whether the ends of the ramp are rounded outwards to whole pairs, as published.
@@ -319,4 +319,4 @@ class Llama3Scaling:
 
 
 OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling)
-"""Those that know one list of frequencies, or two, whatever lengths they meet."""
+"""Scalings with one list of frequencies, or two, for all lengths."""

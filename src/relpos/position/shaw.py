@@ -1,4 +1,4 @@
-"""Shaw's relative positions: a learned vector for every clipped distance met by queries, and another in the values.
+"""Shaw's relative positions: for every clipped distance a learned vector for queries, and another for values.
 
     score[h, i, j]  = scale * <q[i], k[j] + a[clip(i - j)]>
     output[h, i]    = sum over j of p[i, j] * (v[j] + b[clip(i - j)])
@@ -7,11 +7,12 @@ with clip to -k ... k: 2 k + 1 vectors of a head's width, the same for all heads
 it as the key vectors (the paper found them of little use; `values=False` leaves them out). Shaw et al. count key -
 query; here it is query - key, so their row r is ours 2 k - r.
 
-Never N x M x D numbers: queries meet the 2 k + 1 vectors first, and the products are read along the line; the skew of
-Huang et al. 2018 (Music Transformer) is that reading, for N = M and causal masks. Prefix tokens have no vector.
+It never stores N x M x D numbers: queries are multiplied with the 2 k + 1 vectors first, and the products are read
+along the line. The skew of Huang et al. 2018 (Music Transformer) is this reading for N = M and causal masks. Prefix
+tokens have no vector.
 
 Source: Shaw et al. 2018, sections 3.1 and 3.2. Not to be confused with Transformer-XL, whose vectors are projected
-sinusoids, or with a bias, which no query meets.
+sinusoids, or with a bias, which does not depend on queries.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     x[n] = x[n] + [sin(place[n] * w[p]), cos(place[n] * w[p])],        w[p] = base ** (-p / P)
 
-A sequence has P = E / 2 frequencies; a grid shares the width out between its axes, P = E / (2 A) each, rows first.
-Prefix tokens have no position and get nothing. No parameters.
+A sequence has P = E / 2 frequencies; a grid divides the width between its axes, P = E / (2 A) each, rows first. Prefix
+tokens have no position and get nothing. No parameters.
 
-Source: Vaswani et al. 2017, section 3.5 (1-D, base 10,000); Chen et al. 2021 (MoCo v3, sine-cosine in 2-D). How sines
-and cosines lie in the width differs between implementations, and weights trained with one do not fit another:
+Source: Vaswani et al. 2017, section 3.5 (1-D, base 10,000); Chen et al. 2021 (MoCo v3, sine-cosine in 2-D). The order
+of sines and cosines differs between implementations, and weights trained with one do not fit another:
 
     interleaved   sin, cos, sin, cos, ...              Vaswani et al.
     half          an axis's sines, then its cosines    MoCo v3; MAE, columns first; timm, interleave_sin_cos=True
@@ -35,7 +35,7 @@ from relpos.position.tokens import add_to_tokens
 class SinusoidalPositionEmbedding(Mechanism):
     """Fixed sines and cosines of the position, added to tokens.
 
-    Call `embed(x, coordinates)` before the first layer; it says nothing in attention. Any length and size.
+    Call `embed(x, coordinates)` before the first layer; it adds nothing in attention. Any length and size.
 
     Source: Vaswani et al. 2017, section 3.5; in 2-D Chen et al. 2021 (MoCo v3).
 
@@ -46,7 +46,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         layout: "interleaved", "half" or "grouped"; for one axis the last two are the same.
 
     Raises:
-        ValueError: a width that cannot be shared out; in `embed`, tokens of another width, or other axes.
+        ValueError: a width that cannot be divided so; in `embed`, tokens of another width, or other axes.
 
     Examples:
         >>> waves = relpos.SinusoidalPositionEmbedding(embed_dim=4)
@@ -92,7 +92,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         return add_to_tokens(x, self.vectors(coordinates), coordinates)
 
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
-        """What is added, in float64, with a batch axis of 1 or B."""
+        """The vectors to add, in float64, with a batch axis of 1 or B."""
         require_coordinates(coordinates, "coordinates")
         places = coordinates.raster() if self.axes == 1 else coordinates
         if places.axes != self.axes:

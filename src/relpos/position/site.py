@@ -1,4 +1,4 @@
-"""Where a mechanism is to serve."""
+"""The place of a mechanism in a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from relpos.position.tables import require_std
 
 @dataclass(frozen=True)
 class Site:
-    """Where a mechanism is to serve: all that a model tells it.
+    """The place of a mechanism in a model: all that the model tells it.
 
     Attributes:
         num_heads: query heads.
         head_dim: width of a head, D.
         embed_dim: width of a token, E.
         queries: coordinates of the query tokens.
-        keys: coordinates of the key tokens, None where they are the same.
+        keys: coordinates of the key tokens, None if they are the same.
         causal: whether a query sees only what comes before it.
         init_std: standard deviation that learned tables start from.
-        trainable: False for parameters that stay as they start; `Preset.make` sees to it.
+        trainable: False for frozen parameters; `Preset.make` freezes them.
 
     Raises:
         ValueError: an argument of another kind or out of its range.

@@ -1,8 +1,8 @@
-"""Sums that the field uses, ready-made; any other is written `a+b`, or built with `+`.
+"""Presets of common sums; any other sum is written `a+b`, or built with `+`.
 
 An absolute and a relative position together: a token carries its address, and a head still prefers directions. Swin
 (Liu et al. 2021, table 4) tried it: no better than the relative bias alone on ImageNet, and worse in detection and
-segmentation. A rotation and a bias: the one acts on queries and keys, the other on their product.
+segmentation. A rotation and a bias: the rotation acts on queries and keys, the bias on their product.
 """
 
 from __future__ import annotations

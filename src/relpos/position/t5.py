@@ -9,12 +9,12 @@ for the past and every later key shares bucket 0 (a causal mask hides it). In it
     d                                                            for d < n / 2
     n / 2 + log(d / (n / 2)) / log(max_distance / (n / 2)) * n / 2     rounded down, at most n - 1, beyond
 
-The logarithm is taken in float32 as published, once, for every distance up to `max_distance`: what remains are whole
-numbers, the same on every device and in every dtype.
+The logarithm is computed once, in float32 as published, for every distance up to `max_distance`. Only integers remain,
+the same on every device and in every dtype.
 
 Source: Raffel et al. 2020, section 2.1; mesh-tensorflow and Hugging Face `T5Attention`. T5 does not scale scores by
-1/sqrt(D): the mechanism says so to attention, unless `scaled=True`. In T5 layer 0 owns the table and later layers share
-it; cross-attention has none.
+1/sqrt(D): the mechanism sets that scale, unless `scaled=True`. In T5 layer 0 owns the table and later layers share it;
+cross-attention has none.
 
 Not to be confused with DeBERTa's buckets, which round up, or with a plain table (`RelativePositionBias`).
 """
@@ -65,7 +65,7 @@ class T5Bias(TableBias):
         num_buckets: rows of the table.
         max_distance: from here on all distances share the last bucket, which begins a little before.
         bidirectional: whether keys after the query have buckets of their own; False in decoders.
-        scaled: False for T5's own scale of 1; True for 1/sqrt(D), as other mechanisms have it.
+        scaled: False for T5's own scale of 1; True for 1/sqrt(D), as in other mechanisms.
         init_std: standard deviation that the table starts from; 0 for zeros.
 
     Attributes:

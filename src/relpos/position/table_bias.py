@@ -1,4 +1,4 @@
-"""A bias whose value at each offset is a row of a learned table: the rows follow from the line, and are kept on it."""
+"""A bias whose value at each offset is a row of a learned table. The rows depend on the line, and are cached on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TableBias(OffsetBias):
 
     @abstractmethod
     def _table(self) -> Float[Tensor, "R H"]:
-        """The learned numbers, one column a head."""
+        """The learned numbers, one column per head."""
 
     @abstractmethod
     def _row_of(self, offsets: Offsets) -> Int[Tensor, " L"]:
@@ -45,10 +45,10 @@ class TableBias(OffsetBias):
 
     @abstractmethod
     def _settings(self) -> Hashable:
-        """The settings that decide which rows are read, beside the offsets."""
+        """The settings that, with the offsets, decide which rows are read."""
 
     def _in_order(self, offsets: Offsets) -> bool:
-        """Whether the line reads the rows as they stand, each once."""
+        """Whether the line reads all rows in order, each once."""
         return False
 
     def _rows(self, offsets: Offsets) -> Rows:
@@ -82,12 +82,12 @@ class TableBias(OffsetBias):
     def _rows_on(self, line: Lines) -> Rows | None:
         """The rows that a line reads; None where the bias is more than a lookup of them."""
         prefix_apart = line.length != line.layout.tokens and not self._answers_for_prefix
-        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # a subclass's own
+        if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # it is overridden
             return None
         return keep(line, self._settings(), line.query.device, lambda: self._rows(line.offsets()))
 
     def _read(self, line: Lines, rows: Rows) -> Terms:
         values = read(at_least_float32(self._table()), rows)
-        if values.dim() != 2 or values.shape[1] != line.length:  # another table was put in its place
-            return super()._on(line)  # which says so
+        if values.dim() != 2 or values.shape[1] != line.length:  # the table was replaced
+            return super()._on(line)  # which raises
         return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._beside()))

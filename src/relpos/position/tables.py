@@ -1,4 +1,4 @@
-"""What learned tables start from, the windows that they are built for, and BEiT's way to other windows."""
+"""Start values of learned tables, the windows that they are built for, and BEiT's interpolation to other windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_std(x: object, name: str = "init_std") -> None:
 
 
 def require_window(window_size: object) -> tuple[int, ...]:
-    """The cells along each axis of a window, one or more; raises where they are no such thing."""
+    """The cells along each axis of a window, one or more; raises for anything else."""
     if not isinstance(window_size, tuple | list) or not window_size:
         fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer per axis.")
     return Grid(*window_size).sizes
@@ -30,9 +30,9 @@ def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
 
 
 def require_within(sizes: tuple[int, ...], queries: object, keys: object | None) -> None:
-    """Raise where the low and high of `Positions` say that tokens may be farther apart than a table of `sizes` goes.
+    """Raise if the low and high of `Positions` allow tokens to be farther apart than a table of `sizes` goes.
 
-    Other coordinates say how far apart tokens are; what `Positions` declare may be more than what occurs.
+    Other coordinates say how far apart tokens are; `Positions` may declare more than occurs.
     """
     sides = [queries] if keys is None else [queries, keys]
     known = [side for side in sides if isinstance(side, COORDINATES) and side.axes == len(sizes)]
@@ -51,23 +51,23 @@ def require_within(sizes: tuple[int, ...], queries: object, keys: object | None)
 
 @torch.no_grad()
 def start_table(table: nn.Parameter, std: float) -> None:
-    """Fill a learned table from a normal of this standard deviation; with zeros for 0.
+    """Fill a learned table from a normal distribution of this standard deviation; with zeros for 0.
 
-    Cut at 2 as timm and Swin cut (far out for their 0.02), or at two standard deviations where those are more.
+    It is truncated at 2 as in timm and Swin (far out for their 0.02), or at two standard deviations if those are more.
     """
     if std == 0:
         table.zero_()
-    elif not is_fake(table):  # to cut PyTorch looks at what it drew
+    elif not is_fake(table):  # truncation reads the numbers
         std = float(std)  # an integer may be too long for PyTorch
         cut = max(2.0, 2 * std)
         nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
 
 
 def geometric_places(size: int, new: int) -> list[float]:
-    """Where the 2 size - 1 offsets of an axis stand among the 2 new - 1 of a larger one: BEiT's progression.
+    """The places of the 2 size - 1 offsets of an axis among the 2 new - 1 of a larger one: BEiT's progression.
 
     0, 1, 1 + r, 1 + r + r^2, ... and the same below 0, with the ratio r that puts the farthest at new - 1; the offsets
-    themselves (r = 1) where the other is no larger.
+    themselves (r = 1) if the other axis is not larger.
     """
     low, high = 1.0, float(max(new, 2))
     for _ in range(60):
@@ -82,7 +82,7 @@ def geometric_places(size: int, new: int) -> list[float]:
 
 
 def read_between(image: Tensor, axis: int, places: list[float], new: int) -> Tensor:
-    """The image at the offsets -(new - 1) to new - 1 along an axis, linear between its places, the border beyond."""
+    """The image at offsets -(new - 1) to new - 1 along an axis: linear between its places, constant beyond them."""
     stand = torch.tensor(places, dtype=torch.float64, device=image.device)
     wanted = torch.arange(1 - new, new, dtype=torch.float64, device=image.device)
     right = torch.searchsorted(stand, wanted).clamp(max=len(places) - 1)

@@ -1,4 +1,4 @@
-"""What absolute mechanisms do: vectors of positions added to tokens."""
+"""What absolute mechanisms do: add position vectors to tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a module learns, and whether a person has said so."""
+"""Whether a module's parameters learn, and whether the user has set that."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from relpos.core.checks import require_flag
 
 
 class Trainable(nn.Module):
-    """A module whose parameters are frozen, or let learn, together."""
+    """A module whose parameters are frozen or unfrozen together."""
 
-    _frozen_by_name = False  # whether it was itself asked to stay as it is, and not a model that has it
+    _frozen_by_name = False  # whether it was frozen itself, not as a part of a model
 
     @property
     def trainable(self) -> bool:

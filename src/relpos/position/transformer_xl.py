@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: queries meet a projected sinusoid of the distance, with two biases.
+"""Transformer-XL's relative positions: queries times a projected sinusoid of the distance, with two biases.
 
     score[h, i, j] = scale * ( <q[i] + u[h], k[j]> + <q[i] + v[h], W[h] r(i - j)> )
 
@@ -8,7 +8,7 @@ are scaled. Distances may be negative (bidirectional use, as in Conformer). Pref
 The line has about 2 N entries, so 2 N vectors per head are made, never N x M of them; the "relative shift" of the
 authors' code is the reading along the line.
 
-Source: Dai et al. 2019, section 3.3. How sines and cosines lie differs: the authors' code has all sines, then all
+Source: Dai et al. 2019, section 3.3. The order of sines and cosines differs: the authors' code has all sines, then all
 cosines ("grouped"); Conformer (Gulati et al. 2020, in fairseq and Hugging Face) interleaves them.
 """
 

@@ -3,9 +3,9 @@
     score[h, i, j] = ( <q[i], k[j]> + <p[i] U_Q[h], p[j] U_K[h]> ) / sqrt(2 D)
 
 p is one learned vector per position, layer-normed; the two products share the scale, so that neither takes the variance
-of the other. The second is of low rank: (N + M) D numbers per head. Where a prefix token (class token) takes part it is
-replaced by a learned number per head, theta_1 where the prefix is the query and theta_2 where it is the key; as in the
-authors' code they are products like the others, of two vectors of their own: <t_1 U_Q, t_1 U_K> and <t_2 U_Q, t_2 U_K>.
+of the other. The second is of low rank: (N + M) D numbers per head. If a prefix token (class token) takes part, a
+learned number per head replaces it: theta_1 if the prefix is the query, theta_2 if it is the key. As in the authors'
+code, these are products of two separate vectors: <t_1 U_Q, t_1 U_K> and <t_2 U_Q, t_2 U_K>.
 
 TUPE-A is this alone. TUPE-R adds a relative bias of tokens: `TUPEPosition(...) + T5Bias(..., scaled=True)`; the scale
 is TUPE's. The authors share one among all layers. Other lengths and grids: the rules of `LearnedPositionEmbedding`,
@@ -119,7 +119,7 @@ class TUPEPosition(Mechanism):
 
     @property
     def growth(self) -> tuple[str, ...]:
-        """Those of learned positions."""
+        """The same as for learned positions."""
         return self.places.growth
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
@@ -141,7 +141,7 @@ class TUPEPosition(Mechanism):
             return terms + LineBias(spread(by_kind, line.offsets()), line)
 
     def _projected(self, projection: nn.Linear, side: Coordinates) -> Float[Tensor, "_ H N D"]:
-        """One side of the product, of t_1, t_2 and every position; the scale of 1/sqrt(2 D) is shared between both."""
+        """One side of the product, for t_1, t_2 and every position. Each side has the square root of 1/sqrt(2 D)."""
         with without_autocast(self.device):
             vectors, norm, weight, bias = (
                 at_least_float32(x)

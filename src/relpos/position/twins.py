@@ -1,8 +1,8 @@
-"""A module's twin: the same module with other tensors for its parameters, beside the module and not in its place.
+"""A module's twin: a second module with other tensors as its parameters, while the first stays as it is.
 
 `torch.func.functional_call` swaps the tensors of the module itself and swaps them back, which another thread sees. A
-twin is a second object instead. It has dictionaries of parameters, buffers and submodules of its own and shares all
-else, so that it costs a few Python objects and copies no number.
+twin is a second object instead. It has its own dictionaries of parameters, buffers and submodules and shares all else,
+so it costs a few Python objects and copies no number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
             modules share has one name and is replaced in all of them.
 
     Raises:
-        ValueError: no such name, or no tensor of the same shape and device that is floating point where that is. A
-            module on the meta device takes tensors of any device.
+        ValueError: no such name, or a tensor of another shape, device or kind (floating point or not). A module on the
+            meta device takes tensors of any device.
     """
     given = checked(module, tensors)
     named = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -35,7 +35,7 @@ def twin(module: M, tensors: Mapping[str, Tensor]) -> M:
 
 
 def checked(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that can replace a module's, and where they are if it is on the meta device; raise as `twin` does."""
+    """The tensors as a dictionary, checked as replacements for a module's; raises as `twin` does."""
     named = dict(module.named_parameters()) | _persistent_buffers(module)
     if not isinstance(tensors, Mapping):
         remedy = 'Write {"name": tensor}, with the names of named_parameters().'
@@ -60,17 +60,17 @@ def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _require_fit(x: object, name: str, own: Tensor) -> None:
-    """Raise unless `x` can stand for a tensor of a module. Its precision may be another."""
+    """Raise unless `x` can replace a tensor of a module. Its precision may differ."""
     if not isinstance(x, Tensor) or x.shape != own.shape or x.is_floating_point() != own.is_floating_point():
         kind = "floating-point" if own.is_floating_point() else str(own.dtype).removeprefix("torch.")
         fail(f"{name} as a {kind} tensor of shape {tuple(own.shape)}", shape_of(x), "Shape it like the parameter.")
-    if not own.is_meta:  # a module on the meta device is a form without numbers, for tensors anywhere
+    if not own.is_meta:  # a module on the meta device takes tensors of any device
         require_device(x, name, own.device, "Move it, or the mechanism, with .to(device).")
 
 
 def _twin(module: M, given: dict[int, Tensor]) -> M:
     """The twin, with tensors by the identity of those they replace."""
-    other = object.__new__(type(module))  # and not `copy.copy`, which a compiler does not read
+    other = object.__new__(type(module))  # not `copy.copy`, which a compiler cannot trace
     state = other.__dict__
     state.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):

@@ -1,6 +1,6 @@
-"""A module whose repr is, in one line, the constructor that makes it.
+"""A module whose repr is its constructor call, in one line.
 
-An argument is read from the attribute of its name, or from what `_arguments` says instead.
+An argument is read from the attribute of its name, unless `_arguments` returns something else.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import nn
 
 
 class WrittenOut(nn.Module):
-    """Base of modules that print the call that makes them, whatever modules they hold."""
+    """Base of modules that print their constructor call, without their submodules."""
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments that make it, by name; its parameters then start anew. `...` for one it does not keep."""
+        """The constructor's arguments by name, without parameter values. `...` for one that is not stored."""
         return {name: getattr(self, name, ...) for name in inspect.signature(type(self)).parameters}
 
     def extra_repr(self) -> str:
-        """The arguments of the constructor that are not what they are by default."""
+        """The constructor's arguments that differ from their defaults."""
         defaults = inspect.signature(type(self)).parameters
         own = self._arguments().items()
         said = ((name, "..." if value is ... else repr(value)) for name, value in own)

@@ -4,20 +4,20 @@
     k[j] turns by j w[p] and is multiplied by z[p] ** (-(j - c) / scale_base)
     z[p] = (2 p / D + gamma) / (1 + gamma),    gamma = 0.4,    D dimensions turn
 
-so pair p of a score carries z[p] ** ((i - j) / scale_base): less for the past (i > j), fast pairs fading first, and
-more for the future. It is meant for causal attention, and this file does not check that it is.
+so pair p of a score is multiplied by z[p] ** ((i - j) / scale_base): it decays for the past (i > j), fast pairs first,
+and grows for the future. It is meant for causal attention; this file does not check the mask.
 
-The centre c cancels where queries and keys have the same one. By default it is the middle of the positions at hand, on
-both sides, which keeps the powers small; a step of decoding then equals the full pass, since keys are met unrotated. A
-key that goes into a cache rotated needs a `centre` that does not move, and every query that meets it the same.
-Implementations that centre each side on its own length differ between decoding and the full pass.
+The centre c cancels if queries and keys have the same one. By default it is the middle of the given positions of both
+sides, which keeps the powers small; a decoding step then equals the full pass, since cached keys are unrotated. A key
+that is cached rotated needs a fixed `centre`, and its queries need the same. Implementations that centre each side on
+its own length differ between decoding and the full pass.
 
-Engines form the scores of the future too, before the mask throws them away, and these grow as z[0] ** (-span /
-scale_base). So positions may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000.
-Prefix tokens are at position 0, to the angle and to the power.
+Engines also compute scores of the future before the mask removes them, and these grow as z[0] ** (-span / scale_base).
+So positions may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000. Prefix
+tokens are at position 0, for both angle and power.
 
 Source: Sun et al. 2022 ("A Length-Extrapolatable Transformer"), section 3 and algorithm 1; scale_base 512 as in their
-code (torchscale). Not to be confused with ALiBi, which fades all heads' scores by a term.
+code (torchscale). Not to be confused with ALiBi, which subtracts a term from the scores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from relpos.position.rotary import RotaryEmbedding
 from relpos.position.site import Site
 
 LARGEST_LOGARITHM = 40.0
-"""Of a magnitude. Two of them meet in a score, and float32 ends at e ** 88.7."""
+"""Of a magnitude. A score multiplies two of them, and float32 ends at e ** 88.7."""
 
 
 class XPos(RotaryEmbedding):
@@ -97,7 +97,7 @@ class XPos(RotaryEmbedding):
     def magnitudes(
         self, coordinates: Coordinates, side: Literal["query", "key"], centre: float | None = None
     ) -> Float[Tensor, "_ 1 N P"]:
-        """The factor on each pair of each token, float64; what `relpos.rotate` takes beside the angles.
+        """The factor on each pair of each token, float64; `relpos.rotate` takes it together with the angles.
 
         Args:
             coordinates: where the tokens are.

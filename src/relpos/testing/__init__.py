@@ -4,7 +4,7 @@
 
 A test subclasses `MechanismSuite`, whose docstring says what it asks for. `oracle` has attention and positions as
 loops, `assert_close` the rule by which results are compared with them. Needs pytest: `pip install "relpos[test]"`.
-Nothing in relpos imports this package but `relpos.testing`, when it is asked for.
+relpos imports this package only when `relpos.testing` is accessed.
 """
 
 try:
@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
         'relpos.testing needs pytest; install it with: pip install "relpos[test]"', name="pytest"
     ) from None
 
-# Modules that assert: pytest explains their failures like those of a test. Before they are imported.
+# Modules with assertions, registered before their import: pytest explains their failures like those of a test.
 pytest.register_assert_rewrite(
     *(
         f"relpos.testing.{name}"

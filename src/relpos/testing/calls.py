@@ -47,7 +47,7 @@ def make_inputs(case: SuiteCase, dtype: torch.dtype, batch: int = BATCH) -> Atte
 
 
 def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Tensor:
-    """`relpos.attention` under a mechanism; under its terms, of which it has none, where it acts on tokens alone."""
+    """`relpos.attention` under a mechanism; under its terms, which are empty, if it acts on tokens alone."""
     given: Any = position
     if position.acts_on_tokens and not position.acts_in_attention:
         with pytest.raises(ValueError, match=r"embed\(\)"):
@@ -95,5 +95,5 @@ def require_same_gradients(one: Tensor, other: Tensor, leaves: dict[str, Tensor]
 
 def with_parameters(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
     """q, k, v and every parameter by name."""
-    parameters = {f"parameter {name}": x for name, x in mechanism.named_parameters()}  # one may be called v
+    parameters = {f"parameter {name}": x for name, x in mechanism.named_parameters()}  # a parameter may be named v
     return {"q": q, "k": k, "v": v, **parameters}

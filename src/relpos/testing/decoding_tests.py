@@ -56,7 +56,7 @@ class DecodingTests(SuiteBase):
 
     def test_decoding_beyond_what_was_built(self, engine: str) -> None:
         """Built for 3 tokens and grown to 6 by each of its rules for sequences, every step is the last row of the pass
-        over the tokens so far; so is what is added to tokens."""
+        over the tokens so far. The same holds for vectors added to tokens."""
         n, far = 3, 6
         built = self.at(Sequence(n), None).to(FINEST)
         grown = {}
@@ -102,7 +102,7 @@ class DecodingTests(SuiteBase):
             assert same, f"embed of one token at a time differs from embed of all, {what}"
 
     def test_extend(self) -> None:
-        """Extended, it is bit for bit the same on the length it was built for, and serves the longer one."""
+        """Extended, it is bit for bit the same on its original length, and supports the longer one."""
         mechanism = self.at(Sequence(3), None)
         if AS_IS not in mechanism.growth and type(mechanism).extend is Mechanism.extend:
             with pytest.raises(ValueError, match="defined on longer sequences"):

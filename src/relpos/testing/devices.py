@@ -1,4 +1,4 @@
-"""Where an engine is tested: Triton's on a GPU where there is one, every other on the CPU, where inputs are made."""
+"""The device of an engine's tests: a GPU for Triton, if there is one, else the CPU, where inputs are made."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def engines() -> list[str]:
 
 
 def lacking(engine: str, position: Terms | Mechanism, *sides: Any, mask: Mask | None = None) -> str | None:
-    """The word that the engine's NotImplementedError names under a position and a mask; None where it serves them.
+    """A word of the engine's NotImplementedError for a position and a mask; None if it supports them.
 
     Args:
         engine: its name.

@@ -1,4 +1,4 @@
-"""Parameters handed in: `terms_from` says what the mechanism would say with these numbers, and leaves it as it is."""
+"""Given parameters: `terms_from` makes a mechanism's terms with other numbers, and leaves the mechanism as it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FunctionalTests(SuiteBase):
     """The mechanism as a function of its parameters."""
 
     def test_terms_from_its_own_parameters(self, case: SuiteCase) -> None:
-        """They are its terms bit for bit, with the same gradients; so are terms from no tensors at all."""
+        """They equal its terms bit for bit, with the same gradients; so do terms from no tensors."""
         mechanism = self.made(case)
         own: dict[str, Tensor] = dict(mechanism.named_parameters())
         for tensors in ({}, own):
@@ -28,8 +28,8 @@ class FunctionalTests(SuiteBase):
             _require_equal_gradients(found, own, wanted, own)
 
     def test_terms_from_other_numbers(self, case: SuiteCase) -> None:
-        """All at once, each parameter alone, and in half precision: as a copy that has loaded them, and so are the
-        gradients, which reach the tensors. The mechanism is as it was."""
+        """All at once, each parameter alone, and in half precision, terms and gradients equal those of a copy that has
+        loaded the numbers. Gradients reach the tensors. The mechanism is unchanged."""
         mechanism = self.made(case)
         own: dict[str, Tensor] = dict(mechanism.named_parameters())
         before = {name: x.detach().clone() for name, x in own.items()}
@@ -68,7 +68,7 @@ def _require_equal(found: Terms, wanted: Terms, what: str) -> None:
 def _require_equal_gradients(
     found: Terms, tensors: dict[str, Tensor], wanted: Terms, parameters: dict[str, Tensor]
 ) -> None:
-    """Assert that the gradients of what is learned in the terms are the same bit for bit."""
+    """Assert that the gradients of learned tensors in the terms are the same bit for bit."""
     __tracebackhide__ = True
     sides = ((found, tensors), (wanted, parameters))
     ours, theirs = (_gradients(terms, list(leaves.values())) for terms, leaves in sides)
@@ -78,7 +78,7 @@ def _require_equal_gradients(
 
 
 def _gradients(terms: Terms, leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """Of a weighted sum of all that is learned in the terms."""
+    """The gradients of a weighted sum of all learned tensors in the terms."""
     torch.default_generator.manual_seed(5)
     learned = [x for x in pytree.tree_leaves(terms) if isinstance(x, Tensor) and x.requires_grad]
     if not learned or not leaves:
@@ -87,7 +87,7 @@ def _gradients(terms: Terms, leaves: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 def _require_untouched(mechanism: Mechanism, own: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-    """Assert that a mechanism has the parameters it had, with the numbers they had and no gradients."""
+    """Assert that a mechanism has its original parameters, with their numbers and no gradients."""
     __tracebackhide__ = True
     now = dict(mechanism.named_parameters())
     assert list(now) == list(own)

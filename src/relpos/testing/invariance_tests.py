@@ -59,7 +59,7 @@ class InvarianceTests(SuiteBase):
             require_close(small, alone, 1e-7, "a grid of 2 x 3 and the same cells of a larger one")
 
     def test_each_of_a_batch_alone(self, case: SuiteCase) -> None:
-        """An element of a batch is what it is alone."""
+        """An element of a batch has the same result alone."""
         mechanism, given = self.made(case, torch.float64), make_inputs(case, torch.float64, batch=3)
         together = attend_under(mechanism, given.q, given.k, given.v, queries=case.queries, keys=case.keys)
         for b in range(3):

@@ -40,7 +40,7 @@ class MaskTests(SuiteBase):
 
     @classmethod
     def asked(cls) -> dict[str, bool]:
-        """Padding and packing want positions on one axis."""
+        """Padding and packing need positions on one axis."""
         scattered = 1 in cls.axes and cls.irregular
         return {
             **super().asked(),
@@ -88,7 +88,7 @@ class MaskTests(SuiteBase):
             require_near(right[name], other[name], f"{name}, padded right and left")
 
     def test_packed_is_separate(self, engine: str) -> None:
-        """Documents of 2, 1 and 4 tokens in one row, each counting from 0, as each of them alone."""
+        """Documents of 2, 1 and 4 tokens in one row, each counting from 0, equal each of them alone."""
         lengths = (2, 1, 4)
         dtype = FINEST
         mechanism = self.at(Sequence(max(lengths)), None).to(dtype)
@@ -118,7 +118,7 @@ class MaskTests(SuiteBase):
         require_same_gradients(together, torch.cat(alone, dim=2), leaves, "documents packed and alone")
 
     def test_batched_places(self, engine: str) -> None:
-        """Each element of a batch with positions of its own, near and far, as that element alone."""
+        """Each element of a batch with its own positions, near and far, equals that element alone."""
         dtype = FINEST
         prefix = int(self.prefixes)
         mechanism = self.at(Sequence(100, prefix=prefix), None).to(dtype)
@@ -138,7 +138,7 @@ class MaskTests(SuiteBase):
             require_near(*embedded, f"tokens of element {b} in a batch and alone")
 
     def test_under_patterns(self, engine: str) -> None:
-        """A pattern is a dense bias of 0 and -inf; a rule by row, which heeds the mask, is as in the reference."""
+        """A pattern equals a dense bias of 0 and -inf. A row rule, which uses the mask, equals the reference."""
         where: Coordinates = Sequence(9) if 1 in self.axes else Grid(*(1,) * (self.axes[0] - 2), 3, 3)
         dtype = FINEST
         mechanism = self.at(where, None).to(dtype)

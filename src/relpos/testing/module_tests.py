@@ -28,11 +28,11 @@ class ModuleTests(SuiteBase):
 
     @classmethod
     def asked(cls) -> dict[str, bool]:
-        """The preset where one is named."""
+        """The preset, if one is named."""
         return {**super().asked(), "test_preset": cls.preset is not None and bool(cls().fitting("test_preset"))}
 
     def test_state_dict_round_trip(self, case: SuiteCase) -> None:
-        """Loaded into another, its state makes that one the same; it is parameters and declared settings."""
+        """A module that loads its state dict is the same; that holds only parameters and declared settings."""
         mechanism = self.made(case)
         torch.manual_seed(99)
         other = self.at(case.queries, case.keys, case.heads)
@@ -80,7 +80,7 @@ class ModuleTests(SuiteBase):
                 )
 
     def test_float64_is_not_rounded(self, case: SuiteCase) -> None:
-        """In float64 the terms heed what float32 would round away, of every parameter that they depend on."""
+        """In float64 the terms depend on digits of every used parameter that float32 would round away."""
         mechanism = self.made(case, torch.float64)
         with torch.no_grad():
             for parameter in mechanism.parameters():
@@ -95,7 +95,7 @@ class ModuleTests(SuiteBase):
                 continue
             kept = parameter.detach().clone()
             with torch.no_grad():
-                parameter.mul_(1 + 2**-27)  # rounded to float32 it is what it was
+                parameter.mul_(1 + 2**-27)  # float32 rounds this away
             after = _learned(mechanism.terms(case.queries, case.keys))
             assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), (
                 f"in float64, terms round {name} to float32; compute them from relpos.at_least_float32({name}), which "

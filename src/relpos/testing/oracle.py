@@ -1,4 +1,4 @@
-"""Attention and positions written as loops. Nothing here imports relpos: an error of the library cannot be repeated.
+"""Attention and positions written as loops. Nothing here imports relpos, so no error of the library is repeated here.
 
 All functions are differentiable by autograd and compute in the dtype of their arguments. In float64 the result is the
 oracle, in the dtype under test it is the yardstick of rounding (`relpos.testing.tolerance`).
@@ -130,7 +130,7 @@ def table_row(query: Place, key: Place, window: Sequence[int]) -> int:
     """The row of a relative table that a pair reads.
 
     Swin (Liu et al. 2021, section 3.2): offsets run from -(W - 1) to W - 1 on each axis and are numbered row-major.
-    BEiT (Bao et al. 2022, appendix): behind them class to token, token to class, class to class.
+    BEiT (Bao et al. 2022, appendix): after them class to token, token to class, class to class.
     """
     count = math.prod(2 * size - 1 for size in window)
     if query is None and key is None:
@@ -181,7 +181,7 @@ def rotated(x: Tensor, tokens: Sequence[Place], axes: int, pairs: int, base: flo
 
 
 def sinusoid(place: Place, width: int, axes: int, base: float, layout: str) -> list[float]:
-    """What is added to one token; see `relpos.position.sinusoidal` for the three layouts."""
+    """The vector added to one token; see `relpos.position.sinusoidal` for the three layouts."""
     if place is None:
         return [0.0] * width
     pairs, both = width // (2 * axes), (math.sin, math.cos)
@@ -199,8 +199,8 @@ def sinusoid(place: Place, width: int, axes: int, base: float, layout: str) -> l
 def t5_bucket(offset: int, buckets: int, most: int, bidirectional: bool) -> int:
     """Raffel et al. 2020, section 2.1, for offset = query - key, in whole numbers: no logarithm, nothing to round.
 
-    Of n buckets a direction, e = n // 2 hold one distance each. Distance d is in bucket e + k or a later one where
-    d >= e * (most / e)^(k / (n - e)), that is where d^(n - e) * e^k >= most^k * e^(n - e).
+    Of n buckets per direction, e = n // 2 hold one distance each. Distance d is in bucket e + k or a later one if
+    d >= e * (most / e)^(k / (n - e)), that is if d^(n - e) * e^k >= most^k * e^(n - e).
     """
     first, n, distance = 0, buckets, max(offset, 0)
     if bidirectional:

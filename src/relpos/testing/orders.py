@@ -1,15 +1,15 @@
 """The same arithmetic with its sums in other orders: how far an error depends on the order.
 
 A rounded sum depends on its order, and the order on the machine: how wide its vectors are, how many threads share the
-terms. What one order costs is one draw of many (`relpos.testing.tolerance`). `in_orders` keeps a
-computation, to draw it again:
+terms. The error of one order is one draw of many (`relpos.testing.tolerance`). `in_orders` keeps a computation, to draw
+it again:
 
     cost = in_orders(lambda: by_loops(torch.float32))     # computed at once, as it stands
     assert_close(actual, exact, cost)                     # and in other orders where the first does not decide
     assert_close(actual, exact, cost["k"])                # of a dict, list or tuple
 
-Nothing of the computation is written for that. While it is drawn, PyTorch shows each of its operations, those of the
-backward too, to a mode that shuffles the terms of every sum.
+The computation needs no change for that. While it is drawn, a dispatch mode gets each of its operations, including
+those of the backward, and shuffles the terms of every sum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ORDERS = 16
-"""How many are drawn, with the one as it stands."""
+"""The number of orders, including the original one."""
 
 aten = torch.ops.aten
 _SUMS = {aten.sum, aten.mean, aten.logsumexp}
@@ -74,7 +74,7 @@ class Draws:
         self.found = [compute()]
 
     def __getitem__(self, number: int) -> Any:
-        """What the order of a number gives; 0 is the computation as it stands. Random numbers are the same in all."""
+        """The result in the order of that number; 0 is the original order. Random numbers are the same in all."""
         while len(self.found) <= number:
             now = torch.default_generator.get_state()
             torch.default_generator.set_state(self.state)
@@ -106,5 +106,5 @@ class Orders:
 
 
 def in_orders(compute: Callable[[], Any]) -> Orders:
-    """What `compute` gives, as something that can be drawn again; called again, it must compute the same."""
+    """The result of `compute`, which can be drawn again; `compute` must compute the same in every call."""
     return Orders(Draws(compute))

@@ -1,4 +1,4 @@
-"""`MechanismSuite`: what every position mechanism must hold, in every engine and dtype."""
+"""`MechanismSuite`: the tests that every position mechanism must pass, in every engine and dtype."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceT
             def oracle_bias(self, mechanism, queries, keys):    # [1 or H, N, M], by loops or published code
                 ...
 
-    The oracle must not call relpos: `relpos.testing.oracle` has loops to build it from. It is handed a copy of the
-    mechanism in float64 or in the dtype under test, and autograd runs through it; `build` leaves no parameter at zero.
+    The oracle must not call relpos: `relpos.testing.oracle` has loops to build it from. It gets a copy of the mechanism
+    in float64 or in the dtype under test, and must be differentiable; `build` must leave no parameter at zero.
     A mechanism that is more than a bias overrides `oracle_attention`, one that is added to tokens `oracle_embed`. The
     tolerance is derived from the rounding error of the oracle itself (`relpos.testing.tolerance`).
 
     The tests compare values and all gradients with the oracle, for sequences and grids, offsets and starts, prefixes,
-    and unequal queries and keys. They also ask that results agree when they are padded, packed or batched, decoded with
-    a cache, on longer sequences, under masks, in a sum with another mechanism, after a state dict, after a cast, under
-    autocast and with parameters handed in. pytest collects the tests that the class attributes ask for, so none is
+    and unequal queries and keys. They also check that results agree for padded, packed or batched tokens, in decoding
+    with a cache, on longer sequences, under masks, in a sum with another mechanism, after a state dict, after a cast,
+    under autocast and with given parameters. pytest collects the tests that the class attributes ask for, so none is
     skipped.
 
     Attributes:
         axes: numbers of axes of the coordinates it takes: 1 sequences, 2 grids, 3 video. Default: (1, 2, 3).
         prefixes: whether tokens may be prefixes, such as a class token. Default: True.
-        cross: whether queries and keys may have coordinates of their own, as in decoding. Default: True.
+        cross: whether queries and keys may have different coordinates, as in decoding. Default: True.
         irregular: whether it takes `Positions`, so any coordinates in any order. Default: True.
         translation_invariant: whether moving queries and keys alike changes nothing. Default: False.
         causal: whether it is only defined for keys that are not in the future. Default: False.
@@ -49,7 +49,7 @@ class MechanismSuite(ValueTests, MaskTests, DecodingTests, SumTests, InvarianceT
         lacks: engine to a word of its NotImplementedError, for engines that cannot run this mechanism. Default: {}.
         preset: its `Preset`, or the name of one in relpos. Default: None.
 
-    Every case is compared in the reference in float64; a test that is not about values runs in one case of four, one
-    of `terms_from` in one of eight; which these are differs from class to class. Override `takes(case)` to leave out
-    single cases, `cases()` to thin them out, `engines()` to choose engines, and `compared(...)` to record figures.
+    Every case is compared in the reference in float64. A test that is not about values runs in one case of four, one of
+    `terms_from` in one of eight; the cases differ between classes. Override `takes(case)` to leave out single cases,
+    `cases()` to thin them out, `engines()` to choose engines, and `compared(...)` to record figures.
     """

@@ -18,8 +18,8 @@ class SumTests(SuiteBase):
     """The sum of a mechanism and another, in every engine."""
 
     def test_composition(self) -> None:
-        """With a bias, scores are its own plus that bias; with a rotation, its own with q and k turned in the content
-        product alone. By loops, up to a constant of a row, and the same in every engine that has both."""
+        """With a bias, scores are the mechanism's plus that bias; with a rotation, q and k are rotated in the content
+        product alone. Compared with loops, up to a constant per row, and between all engines that support both."""
         cases = self.cases()
         for case in cases[:: max(1, len(cases) // 3)]:
             mechanism, given = self.made(case, torch.float64), make_inputs(case, torch.float64)
@@ -37,7 +37,7 @@ class SumTests(SuiteBase):
                     for x, side in zip((given.q, k), sides, strict=True)
                 )
                 scale, added_to_queries = terms.one(Scale), terms.of(QueryBias)
-                u = sum((term.u[:, None] for term in added_to_queries), torch.zeros(1, 1, 1))  # is not turned
+                u = sum((term.u[:, None] for term in added_to_queries), torch.zeros(1, 1, 1))  # is not rotated
                 turned = (q_turned + u) @ k_turned.mT - (given.q + u) @ k.mT
                 turned = turned * (WIDTH**-0.5 if scale is None else scale.value)
                 sums.append((RotaryEmbedding(WIDTH, axes=case.axes, base=100.0), turned))

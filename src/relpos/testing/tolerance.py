@@ -6,8 +6,8 @@ dtype under test; its error is what rounding costs. `actual` is under test. It p
     rms(actual - exact) <= factor * cost by rms + eps * rms(exact)
     max(actual - exact) <= 2 * factor * cost by max + 8 * eps * max(exact)
 
-with eps that of the dtype and factor 1.1 in half precision, 2 in float32. In float64 nothing wider is at hand: the
-yardstick is then run in float32 and its error scaled by eps(float64) / eps(float32). NaN fails, infinity fails unless
+with eps that of the dtype and factor 1.1 in half precision, 2 in float32. In float64 there is no wider dtype: the
+yardstick then runs in float32 and its error is scaled by eps(float64) / eps(float32). NaN fails, infinity fails unless
 expected.
 
 The cost is not the error of one run of the loops. That depends on the order of their sums, and with it on the width of
@@ -17,14 +17,14 @@ another. So the loops are run in n = `ORDERS` orders (`relpos.testing.orders`), 
     cost by rms = mean + sqrt(n) * deviation, with deviation^2 = mean((error - mean)^2)
     cost by max = the largest
 
-No single one of n draws is above the former, whatever their distribution (Samuelson's inequality: the largest is at
-most sqrt(n - 1) deviations above the mean). So no order decides by its luck, and what passes by the first order alone
-would pass by all of them: the others are only run where it does not. The deviation falls with the count of what rounds
-independently, from a fifth of the mean (40 numbers behind 30 softmaxes) over a twentieth (800 numbers) to a fiftieth
-(16,000), where the cost is that of one run. It also is in half precision, where sums are made in float32 and rounded
-once: in whatever order, they are the same.
+No single one of n draws is above the cost by rms, whatever their distribution (Samuelson's inequality: the largest is
+at most sqrt(n - 1) deviations above the mean). So no order decides by luck. A result that passes by the first order
+alone would pass by all of them: the others are only run if it does not. The deviation falls with the number of results
+that round independently, from a fifth of the mean (40 numbers behind 30 softmaxes) over a twentieth (800 numbers) to a
+fiftieth (16,000), where the cost is that of one run. So it is in half precision: sums are made in float32 and rounded
+once, so they are the same in any order.
 
-The root mean square of a handful of errors is luck: of fewer than `FEW` numbers the second line alone is asked.
+The root mean square of a handful of errors is luck: fewer than `FEW` numbers only need the second line.
 
 Where a result is a difference of larger terms that may cancel to nothing (a gradient behind a softmax), eps applies to
 the terms: their size is given as `terms` and takes the place of rms(exact) and max(exact) where it is larger.
@@ -45,7 +45,7 @@ Magnitude = Callable[[Tensor], float]
 FACTOR = {torch.float64: 2.0, torch.float32: 2.0, torch.bfloat16: 1.1, torch.float16: 1.1}
 FEW = 16
 HOPELESS = 1000
-"""An error so many times what the first order allows is no matter of the order: the others are not computed."""
+"""An error this many times what the first order allows does not depend on the order: the others are not computed."""
 
 
 def yardstick_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -128,5 +128,5 @@ def _worst(actual: Tensor, exact: Tensor) -> str:
 
 
 def _above_all(draws: list[float]) -> float:
-    """What no draw of as many can be above, however they are distributed."""
+    """A bound that none of the draws exceeds, whatever their distribution."""
     return statistics.fmean(draws) + math.sqrt(len(draws)) * statistics.pstdev(draws)

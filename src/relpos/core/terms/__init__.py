@@ -1,13 +1,12 @@
-"""What a position mechanism says to attention: a small closed set of frozen terms.
+"""What position mechanisms pass to attention: a small closed set of frozen terms.
 
 The score of query i and key j in head h is, in this order,
 
     softcap(scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases + row rules,
 
-then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. Each class says in
-its docstring what it adds, and in `scores` the same as code. All terms index query heads, also where
-keys are grouped. Vectors meet unrotated q and k.
-How terms come together is `core.algebra`'s.
+then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. The docstring of each
+class states what it adds, and its `scores` computes the same. All terms index query heads, even if keys are grouped.
+Vectors are multiplied with unrotated q and k. `core.algebra` defines how terms combine.
 """
 
 from relpos.core.terms.biases import DenseBias, LineBias, LowRank, RowRule

@@ -1,4 +1,4 @@
-"""Terms that are added to the score: biases on lines, of low rank, of all pairs, and by a rule of content."""
+"""Terms added to the score: line biases, low-rank biases, dense biases, and rules that depend on content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relpos.core.tree import changed, register, static
 class LineBias(Term):
     """Adds `values[h, query_line[i] - key_line[j] + origin]`.
 
-    The one term that every relative bias without content is made of.
+    Every content-free relative bias is this term.
 
     Attributes:
         values: `[H, L]`, or `[1, L]` for all heads alike; float32 or wider.
@@ -126,8 +126,8 @@ class LowRank(Term):
 class DenseBias(Term):
     """Adds `bias[b, h, i, j]`: the user's own N x M numbers (pair bias, a published model's dense matrix).
 
-    An axis of size 1 stands for all: a bias of keys is `[B, 1, 1, M]`, as other libraries have it for their padding,
-    one of queries `[B, 1, N, 1]`. It stays of that size, in `narrow` and in engines that compute in blocks.
+    An axis of size 1 broadcasts: a bias per key is `[B, 1, 1, M]`, as other libraries use for padding, and a bias per
+    query is `[B, 1, N, 1]`. The axis keeps size 1 in `narrow`, and in engines that compute in blocks.
 
     Attributes:
         bias: `[1 or B, 1 or H, 1 or N, 1 or M]`, floating point, in units of the score: it is not scaled.
@@ -159,7 +159,7 @@ class DenseBias(Term):
         return self.bias
 
     def narrow(self, queries: slice, keys: slice) -> DenseBias:
-        """Axes of size 1 stand for all and stay."""
+        """Axes of size 1 broadcast, and stay."""
         rows, columns = self.bias.shape[2:]
         queries = slice(None) if rows == 1 else queries
         keys = slice(None) if columns == 1 else keys
@@ -182,8 +182,8 @@ class RowRule(Term):
 
     Args:
         rule: the function.
-        parameters: tensors handed to it, which take gradients.
-        offset: of the rows of a cut rule; left to `narrow`.
+        parameters: tensors passed to it, which receive gradients.
+        offset: added to the row indices; only `narrow` sets it.
         width: the head width that it was made for, or None.
 
     Raises:
@@ -229,7 +229,7 @@ class RowRule(Term):
     def __call__(
         self, q: Queries, k: Keys, allowed: Bool[Tensor, "#B #H N M"] | None, rows: slice
     ) -> Float[Tensor, "#B #H N M"]:
-        """The bias of the rows; every pair is allowed where nothing says which."""
+        """The bias of the rows; every pair is allowed if `allowed` is None."""
         (batch, heads, n, _), m = q.shape, k.shape[2]
         seen = torch.ones(1, 1, n, m, dtype=torch.bool, device=q.device) if allowed is None else allowed
         shifted = slice(rows.start + self.offset, rows.stop + self.offset)

@@ -1,4 +1,4 @@
-"""Whether a term's tensors fit the queries, keys and values of a call: what each term's `check` is made of."""
+"""Checks that a term's tensors fit the queries, keys and values of a call, for each term's `check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_lines(x: object, name: str) -> None:
 
 
 def check_device(x: Tensor | None, name: str, q: Tensor) -> None:
-    """Raise unless a tensor is where q is."""
+    """Raise unless a tensor is on q's device."""
     if x is not None:
         require_device(x, name, q.device, "Move the mechanism or mask to the device of q.")
 
@@ -36,7 +36,7 @@ def check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
 
 
 def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
-    """Raise unless lines are of as many queries and keys, and of as many elements of the batch."""
+    """Raise unless lines fit the numbers of queries and keys, and the batch size."""
     for side, line, x in (("queries", lines.query, q), ("keys", lines.key, k)):
         check_device(line, f"the lines of {name}", q)
         if line.shape[-1] != x.shape[2]:
@@ -47,7 +47,7 @@ def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
 
 
 def check_shape(x: Tensor, name: str, wanted: tuple[tuple[int, ...], ...]) -> None:
-    """Raise unless each size is one of those that are wanted of its axis."""
+    """Raise unless each size is one of those allowed for its axis."""
     if not all(any(size == one for one in allowed) for size, allowed in zip(x.shape, wanted, strict=True)):
         shape = ", ".join(" or ".join(str(n) for n in dict.fromkeys(allowed)) for allowed in wanted)
         fail(f"{name} of shape [{shape}]", shape_of(x), "Build it for the same q, k and v.")

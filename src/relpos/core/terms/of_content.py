@@ -36,11 +36,11 @@ class Rotation(Single):
 
     Attributes:
         query: angles `[1 or B, 1 or H, N, R/2]` in radians, float32 or wider.
-        key: angles of the keys, or None where the keys come rotated already (a cache).
+        key: angles of the keys, or None if the keys are already rotated (a cache).
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
-        query_magnitude: one an angle of the queries (xPos), multiplied with `magnitude`.
-        key_magnitude: one an angle of the keys.
+        query_magnitude: one per angle of the queries (xPos), multiplied with `magnitude`.
+        key_magnitude: one per angle of the keys.
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
 
     Raises:
@@ -110,7 +110,7 @@ class Rotation(Single):
         rotate: Callable[..., Tensor] | None = None,
         into: RotationLayout | None = None,
     ) -> Tensor:
-        """Queries or keys, turned; by `rotate`, where an engine has its own. `into`: see `core.rotation.turn`."""
+        """Queries or keys, rotated; by `rotate` if an engine has its own. `into`: see `core.rotation.turn`."""
         if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
             return turn(x, known, self.layout, into)
         angles, magnitude = self._of(side)
@@ -123,11 +123,12 @@ class Rotation(Single):
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether `fixed` was told so of it, or it was cut from such a term, and what is kept may be read."""
+        """Whether `fixed` marked it or the term it was cut from, and the cache may be used."""
         return "_whole" in self.__dict__ and may_keep(self.query.device)
 
     def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
-        """What `turn` takes, if the angles are fixed; of a part of a term that was fixed, a part of what that keeps."""
+        """The cached factors for `turn`, or None if the angles are not fixed. A part of a fixed term reads that term's
+        cache."""
         if not self._is_fixed:
             return None
         whole, *cuts = self.__dict__["_whole"]
@@ -164,7 +165,7 @@ class Rotation(Single):
 
 
 def fixed(rotation: Rotation) -> Rotation:
-    """A rotation that from now on keeps what it computes of its angles, which never change."""
+    """The rotation, marked as having angles that never change: it caches their cosines and sines."""
     rotation.__dict__["_whole"] = (None,)  # parts refer to what they were cut from
     return rotation
 
@@ -258,7 +259,7 @@ class Softcap(Single):
 class Sinks(Single):
     """Adds `exp(logits[h])` to the softmax's denominator: attention that goes nowhere. At most one.
 
-    The log-sum-exp of a row holds it too, so of several shards of the keys one carries the sinks.
+    The log-sum-exp of a row includes it too, so only one of several shards of the keys carries the sinks.
 
     Attributes:
         logits: `[H]`.
@@ -291,12 +292,12 @@ def content(
     k: Float[Tensor, "B G M D"],
     rotate: Callable[..., Tensor] | None = None,
 ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
-    """`rotate(q) + u` and `rotate(k)`: what meets in the content product. Grouped keys may stay so where every head
+    """`rotate(q) + u` and `rotate(k)`, the factors of the content product. Grouped keys may stay grouped if every head
     rotates alike. An engine may bring its own `rotate`."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
-        into: RotationLayout | None = "interleaved" if free else None  # as only products are taken of both
+        into: RotationLayout | None = "interleaved" if free else None  # only their products are used
         q = rotation._turned(q, "query", rotate, into)
         k = k if rotation.key is None else rotation._turned(k, "key", rotate, into)
     for term in terms.of(QueryBias):

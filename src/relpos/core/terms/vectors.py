@@ -1,4 +1,4 @@
-"""Terms of vectors on lines: Shaw, Transformer-XL, DeBERTa, and one set an axis (MViTv2, SAM).
+"""Terms of vectors on lines: Shaw, Transformer-XL, DeBERTa, and one set per axis (MViTv2, SAM).
 
 Every pair of query and key reads one row of the vectors. The products of all queries (or keys) with all rows are
 computed first, `[N, R]` numbers, and each pair looks up its own, so that nothing of size N x M x D is stored. The
@@ -106,7 +106,7 @@ class LineVectors(Term):
         return _meet_keys(k, self.bias, self.vectors, self.rows(), factor)
 
     def outputs(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
-        """What vectors on the value side add to the output: weights are summed by the row that they read first."""
+        """The part that value-side vectors add to the output. Weights are first summed by the row that they read."""
         sums = sum_rows(weights, self.rows(), self.vectors.shape[1] + 1)
         return sums @ with_zero_row(self.vectors, weights.dtype)
 
@@ -123,11 +123,11 @@ class AxisVectors(Term):
     add 0. Engines exploit that a grid's key line of one axis takes few values.
 
     Attributes:
-        vectors: one `[1 or H, R_a, D]` an axis.
+        vectors: one `[1 or H, R_a, D]` per axis.
         lines: one per axis, as `core.axis_lines` makes them.
 
     Raises:
-        ValueError: not one of each an axis; in attention, vectors or lines for other heads, widths or tokens.
+        ValueError: not one of each per axis; in attention, vectors or lines for other heads, widths or tokens.
 
     Examples:
         >>> lines = relpos.core.axis_lines(relpos.Grid(3, 4))  # 5 offsets of rows, 7 of columns
@@ -157,7 +157,7 @@ class AxisVectors(Term):
             check_lines(lines, "AxisVectors", q, k)
 
     def rows(self) -> Iterator[Int[Tensor, "*B N M"]]:
-        """Of each axis, the row that each pair reads; one past the last means a row of zeros."""
+        """For each axis, the row that each pair reads; one past the last means a row of zeros."""
         for vectors, lines in zip(self.vectors, self.lines, strict=True):
             yield rows_read(lines, vectors.shape[1])
 
@@ -170,7 +170,7 @@ class AxisVectors(Term):
 
 
 def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) -> Int[Tensor, "*B N M"]:
-    """The row of `count` that each pair reads, by the index or as the entries are numbered; `count` where none."""
+    """The row that each pair reads: `index[entry]`, or the entry itself. `count` means no row."""
     every = torch.arange(lines.length, device=lines.query.device) if index is None else index.long()
     every = torch.where((every < 0) | (every >= count), count, every)  # `count` might not fit into a narrow dtype
     if lines.layout.kind != "irregular" and may_keep(lines.query.device):
@@ -197,7 +197,7 @@ def _meet_keys(
     rows: Int[Tensor, "*B N M"],
     factor: float,
 ) -> Float[Tensor, "B H N M"]:
-    """`factor * <k[j] + bias, vectors[rows[i, j]]>`: `meet` turned round, which a CPU reads without turning scores."""
+    """`factor * <k[j] + bias, vectors[rows[i, j]]>`: `meet` transposed; a CPU gathers without transposing scores."""
     if not _gathers(k):
         return meet(k, bias, vectors, rows.mT, factor).mT
     return (with_zero_row(vectors, k.dtype) @ with_bias(k, bias, factor).mT).gather(-2, _of_heads(rows, k))
@@ -210,7 +210,7 @@ def with_bias(x: Float[Tensor, "B H N D"], bias: Tensor | None, factor: float = 
 
 
 def _gathers(x: Tensor) -> bool:
-    """Whether PyTorch's own gradient of `gather` adds one after another: a CPU's does, not that of a compiler."""
+    """Whether PyTorch's own gradient of `gather` adds in a fixed order: on a CPU, but not under a compiler."""
     return x.device.type == "cpu" and may_keep(x.device)
 
 
@@ -244,11 +244,11 @@ def sum_rows(x: Float[Tensor, "B H N M"], rows: Int[Tensor, "*B N M"], count: in
 
 
 def _flat_index(rows: Int[Tensor, "*B N M"], count: int) -> Int[Tensor, "*B N M"]:
-    """Row numbers that are unique to each query as well: `(b * N + i) * count + row`."""
+    """Row numbers that also differ between queries: `(b * N + i) * count + row`."""
     lead = torch.arange(math.prod(rows.shape[:-1]), device=rows.device).view(*rows.shape[:-1], 1)
     return lead * count + rows
 
 
 def with_zero_row(vectors: Float[Tensor, "H R D"], dtype: torch.dtype) -> Float[Tensor, "H R1 D"]:
-    """The vectors and, behind them, one of zeros."""
+    """The vectors, followed by a row of zeros."""
     return torch.nn.functional.pad(vectors.to(dtype), (0, 0, 0, 1))

@@ -1,9 +1,9 @@
-"""Attention under a dense bias that is learned, with its gradient written out, for float32 and wider on CPU.
+"""Attention under a learned dense bias, with its gradient written out, for float32 and wider on CPU.
 
 PyTorch's `scaled_dot_product_attention` has no fused backward for a mask that requires a gradient and takes its math
-path: some twenty nodes of autograd, and several tensors of all scores that come fresh from the system in every step.
-Here it is one node, which computes a few heads at a time: their scores stay in the cache, and memory that was freed is
-used again. The weights of a small call are stored for the gradient, those of a large one computed again.
+path: some twenty autograd nodes, and several tensors of all scores in fresh memory from the system in every step. Here
+it is one node, which computes a few heads at a time: their scores stay in the cache, and freed memory is used again.
+The weights of a small call are stored for the gradient, those of a large one are computed again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from relpos.engines.call import Call
 AT_ONCE = 2**18
 """Scores that are computed at once: 1 MiB in float32."""
 STORED = 2**22
-"""Scores of a call up to which weights are stored, which is faster than computing them again."""
+"""Maximum scores of a call whose weights are stored, which is faster than computing them again."""
 
 
 def serves(call: Call) -> bool:
-    """Whether this and `vectors` can compute a call, if they serve its terms: faster than PyTorch, which takes
-    its math path where what is added to the scores is learned. On a GPU nothing is measured."""
+    """Whether this module and `vectors` can compute a call, if they support its terms. They are faster than PyTorch,
+    which takes its math path if the added scores are learned. Not measured on GPUs."""
     outside = call.q.device.type == "cpu" and may_keep(call.q.device)
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
@@ -90,8 +90,8 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _again(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    """The same by operations that autograd knows, in no memory of ours: for a second derivative, and for many gradients
-    at once."""
+    """The same by plain autograd operations, without our own buffers: for a second derivative, and for batched
+    gradients."""
     q, k, v, bias, _ = ctx.saved_tensors
     scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
     dense = bias if lines is None else expand(bias, lines)[None]
@@ -111,7 +111,7 @@ Part = tuple[slice, slice]
 
 
 def parts_of(q: Tensor, k: Tensor, scores: int) -> Iterator[Part]:
-    """As many heads together as have so many scores, of several elements of the batch where all heads of one do not."""
+    """Parts with at most `scores` scores, or one head: some heads of one element of the batch, or all of several."""
     batch, heads, n = q.shape[:3]
     most = max(1, scores // max(1, n * k.shape[2]))
     elements, own = max(1, most // heads), min(most, heads)
@@ -138,7 +138,7 @@ def _weights(q: Tensor, k: Tensor, dense: Tensor, scale: float, out: Tensor | No
 def _multiply(
     a: Float[Tensor, "B H n c"], b: Float[Tensor, "B H c m"], out: Float[Tensor, "B H n m"], scale: float = 1
 ) -> Float[Tensor, "B H n m"]:
-    """`a @ b * scale` into contiguous memory. Strided factors are copied once, if they have to be."""
+    """`a @ b * scale` into contiguous memory. Strided factors are copied once, if necessary."""
     out.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1), beta=0, alpha=scale)
     return out
 
@@ -146,7 +146,7 @@ def _multiply(
 def _into(
     found: Sequence[Tensor | None], q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scale: float, d_out: Tensor
 ) -> Float[Tensor, "B H N M"]:
-    """Computes the gradients of q, k and v, those that there is memory for, and returns that of the scores."""
+    """Writes the gradients of q, k and v that `found` has memory for, and returns that of the scores."""
     d_q, d_k, d_v = found
     d_out = d_out.contiguous()  # read twice
     d_weights = _multiply(d_out, v.mT, torch.empty_like(weights))
@@ -178,7 +178,7 @@ def attend(
     lines: Lines | None,
     scale: float,
 ) -> Float[Tensor, "B H N V"]:
-    """Output under a bias of four axes that broadcasts to `[B, H, N, M]`, or with regular lines their values `[H, L]`.
+    """Output under a bias that broadcasts to `[B, H, N, M]`, or, with regular lines, under their values `[H, L]`.
 
     A dense bias may hold -inf, but not in a whole row.
     """

@@ -1,7 +1,7 @@
-"""What PyTorch's fused attention kernels lack, said by us: their gradient has none of its own.
+"""relpos's own error for what PyTorch's fused attention kernels lack: a second derivative.
 
-PyTorch says so of an operator that nobody called. A hook on the kernel's node, which only a training call has, puts an
-identity behind each gradient where one is asked to be differentiated; that identity raises in our words.
+PyTorch's error names an operator that nobody called. A hook on the kernel's node, which only a training call has, puts
+an identity behind each gradient that is to be differentiated; the backward of that identity raises.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from relpos.core.private import inside_transform, is_batched
 
 
 def once(output: Tensor) -> Tensor:
-    """The output of `scaled_dot_product_attention`; a second derivative through a fused kernel is refused by name."""
+    """The output of `scaled_dot_product_attention`; a second derivative through a fused kernel raises."""
     if not output.requires_grad or torch.compiler.is_compiling() or inside_transform():
         return output
     node = output.grad_fn
-    # PyTorch's math path is of operations that have all derivatives.
+    # The operations of PyTorch's math path have all derivatives.
     if node is not None and node.name().startswith("ScaledDotProduct"):
         node.register_hook(_guarded)
     return output
 
 
 def _guarded(gradients: tuple[Tensor | None, ...], _: object) -> tuple[Tensor | None, ...] | None:
-    """Gradients that are to be differentiated, each behind an identity that cannot be."""
+    """Gradients that are to be differentiated, each behind an identity whose backward raises."""
     if not torch.is_grad_enabled() or any(x is not None and is_batched(x) for x in gradients):
         return None
     return tuple(None if x is None else _Once.apply(x) for x in gradients)  # type: ignore[no-untyped-call]

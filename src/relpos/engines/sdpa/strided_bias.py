@@ -1,14 +1,14 @@
-"""A bias on consecutive integers that learns nothing: PyTorch's kernel reads it as a view, which stores O(N) numbers.
+"""A fixed bias on consecutive integers: PyTorch's kernel reads it as a view, which stores O(N) numbers.
 
-The kernel reads a mask through its strides. With the values reversed and the last query first, row r reads what row 0
-reads, r entries further right; what a mask by `left` and `right` forbids lies at both ends and is -inf there:
+The kernel reads a mask through its strides. With the values reversed and the last query first, row r reads r entries
+further right than row 0. What a mask by `left` and `right` forbids lies at both ends, which are set to -inf:
 
     reversed values     ... v4 v3 v2 v1 v0
     last query                 v2 v1 v0
     the one before                v1 v0 -inf
 
-So queries go in from the last to the first, and the output is turned back. A bias of few numbers is turned instead:
-N x M numbers for each head, but fewer than q and the output have.
+So queries are passed from the last to the first, and the output is flipped back. A small bias is flipped instead: N x M
+numbers per head, but fewer than q and the output have.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from relpos.engines.call import Call
 from relpos.engines.sdpa.once import once
 
 _AT_ONCE = 2**17
-"""The numbers of q that are turned round at once where no gradient is wanted: more come fresh from the system."""
+"""Numbers of q that are flipped at once if no gradient is wanted: memory for more comes fresh from the system."""
 
 _FEW = 2**17
-"""The numbers of a bias up to which it is turned round, if q and output have more: 8 heads of 128 x 128."""
+"""Maximum numbers of a bias that is flipped, if q and output have more: 8 heads of 128 x 128."""
 
 _OF_CONTENT = (Rotation, QueryBias)
-"""What may stand beside the bias."""
+"""The terms that may come with the bias."""
 
 
 def readable(call: Call) -> LineBias | None:
-    """The bias of a call, if PyTorch's flash kernel takes the call and can read it so, and if turning round costs less
-    than looking up every pair."""
+    """The bias of a call, if PyTorch's flash kernel supports the call and can read the bias so, and if flipping costs
+    less than looking up every pair."""
     if not call.q.is_cpu or not may_keep(call.q.device):  # before sizes, which would guard a graph
         return None
     batch, _, n, width = call.q.shape
@@ -56,14 +56,14 @@ def readable(call: Call) -> LineBias | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """How calls that are alike read their bias: all that follows from shapes, dtypes and lines.
+    """How calls of one structure read their bias: all that depends on shapes, dtypes and lines.
 
     Attributes:
         part: the values that the pairs read; None for all.
-        wide: the dtype that the kernel wants of them; None where they have it.
+        wide: the dtype that the kernel needs for them; None if they have it.
         shape: of the view, `[1, 1 or H, N, M]`.
-        few: whether the bias is turned round, and not q and the output.
-        at_once: heads that are turned round together where no gradient is wanted.
+        few: whether the bias is flipped, and not q and the output.
+        at_once: heads that are flipped together if no gradient is wanted.
     """
 
     part: slice | None
@@ -101,7 +101,7 @@ class Reading:
             window = window.to(self.wide)
         if call.mask is not None:
             window = _masked(window, call.mask, self.shape[3])
-        q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel takes no other
+        q = call.q if call.q.stride(3) == 1 else call.q.contiguous()  # the kernel requires it
         window = window.contiguous() if self.few else window.flip(-1).contiguous()
         view = window.as_strided(self.shape, (0, window.stride(0), 1, 1))
         if self.few:  # a row has the last key first here
@@ -109,7 +109,7 @@ class Reading:
         return self._by_turning_queries(q, view, call)
 
     def _by_turning_queries(self, q: Tensor, view: Tensor, call: Call) -> Float[Tensor, "B H N V"]:
-        """The output by a view that has the last query first, a few heads at once where no gradient is wanted."""
+        """The output by a view that has the last query first, a few heads at once if no gradient is wanted."""
         heads, groups, at_once = q.shape[1], call.groups, self.at_once
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
         if at_once >= heads or learns:

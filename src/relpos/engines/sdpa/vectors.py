@@ -1,12 +1,12 @@
 """Attention under vectors on lines, at few tokens on CPU, as one node of autograd.
 
-Every query is multiplied with every row of the vectors, and each pair reads its own product; keys alike:
+Every query is multiplied with every row of the vectors, and each pair reads its own product; likewise for keys:
 
     score[i, j] = scale * <q[i], k[j]> + <x[i], w[rows[i, j]]>        or <x[j], w[rows[i, j]]> where x are keys
 
-These are [N, R] products, where `streaming` computes one for each offset; but all scores are stored, and read pair by
-pair, which costs more than products do from some size on. As in `learned_bias`, a few heads are computed at a time, so
-that their scores stay in the cache, and the weights of a small call are stored for the gradient.
+These are [N, R] products, where `streaming` computes one for each offset. But all scores are stored and read pair by
+pair, which beyond some size costs more than products. As in `learned_bias`, a few heads are computed at a time, so that
+their scores stay in the cache, and the weights of a small call are stored for the gradient.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ were no faster."""
 
 
 class _Buffers:
-    """Memory by name, the same for all parts of a call: what comes fresh from the system costs more than a product.
+    """Memory by name, reused by all parts of a call: fresh memory from the system costs more than a product.
 
-    "products" are [N, R] numbers or their gradient; "scores" the scores of a part, later their gradient; "read" what
-    pairs read of products, later the weights, where these are not stored.
+    "products" are [N, R] numbers or their gradient; "scores" the scores of a part, later their gradient; "read" the
+    products that pairs read, later the weights, if these are not stored.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -52,7 +52,7 @@ class _Buffers:
 
 @dataclass(frozen=True, eq=False)
 class _Reads:
-    """Which rows the pairs read of the products of queries, or of keys."""
+    """Which rows of the products of queries, or of keys, the pairs read."""
 
     rows: Int[Tensor, "*B N M"]
     by_key: bool
@@ -88,7 +88,7 @@ class _Reads:
 
 @dataclass(frozen=True, eq=False)
 class _Said:
-    """What a call says beside its tensors; the mask is added to the scores."""
+    """What a call holds besides its tensors; the mask is added to the scores."""
 
     reads: Sequence[_Reads]
     mask: Tensor | None
@@ -118,7 +118,7 @@ class _AttendByRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, mask, stored = ctx.saved_tensors  # once: a checkpoint computes them for that
+        *saved, mask, stored = ctx.saved_tensors  # read only once: a checkpoint computes them for it
         count, wanted = len(ctx.by_key), ctx.needs_input_grad[4:]
         tensors, rows = saved[: len(saved) - count], saved[len(saved) - count :]
         said = _Said([_Reads(*own) for own in zip(rows, ctx.by_key, strict=True)], mask, ctx.scale)
@@ -147,19 +147,19 @@ def _heads(w: Float[Tensor, "#H R D"], part: Part) -> Float[Tensor, "#h R D"]:
 
 
 _FAR = 256
-"""Rows that lie a multiple of so many numbers apart share few places of the cache, and cost a product that goes down
-them a quarter more: [512, 512] with [512, 64] 0.46 ms, turned round 0.36, and 0.33 with rows of 500."""
+"""Rows with a stride that is a multiple of this share few cache lines, and a product along columns takes a quarter
+longer: [512, 512] with [512, 64] 0.46 ms, transposed 0.36, and 0.33 with rows of 500."""
 
 
 def _gradient_of(x: Tensor, across: int) -> Tensor:
-    """Memory for the gradient of `x`, turned round where `_turned_product` goes down rows of so many numbers."""
+    """Memory for the gradient of `x`; transposed if `_turned_product` reads rows of `across` numbers for it."""
     return torch.empty_like(x) if across == 0 or across % _FAR else x.new_empty(x.mT.shape).mT
 
 
 def _turned_product(
     a: Float[Tensor, "b h n m"], b: Float[Tensor, "*C n D"], out: Float[Tensor, "b h m D"] | None
 ) -> Float[Tensor, "b h m D"]:
-    """`a.mT @ b`, of a large `a`."""
+    """`a.mT @ b`, for a large `a`."""
     if a.shape[-1] % _FAR:
         return torch.matmul(a.mT, b, out=out)
     return torch.matmul(b.mT, a, out=None if out is None else out.mT).mT
@@ -170,7 +170,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradients of all tensors, those that are wanted."""
     keys = tensors[1].shape[2]
-    rows = [0, keys, keys]  # of what each gradient is a product with, turned round
+    rows = [0, keys, keys]  # of the matrix that each gradient's product transposes
     for reads, w in zip(said.reads, tensors[4::2], strict=True):
         rows += [keys, 0] if reads.by_key else [0, w.shape[1]]
     found = [_gradient_of(x, across) if asked else None for x, across, asked in zip(tensors, rows, wanted, strict=True)]
@@ -208,7 +208,7 @@ def _gradients(
 
 
 def _again(said: _Said, tensors: Sequence[Tensor], d_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The same by operations that autograd and transforms know: a second derivative is wanted, or many at once."""
+    """The same by operations that autograd and transforms support: for a second derivative, or batched gradients."""
     with torch.enable_grad():
         tensors = [x.view_as(x) for x in tensors]
         out = _all_at_once(said, tensors)
@@ -228,7 +228,7 @@ def _all_at_once(said: _Said, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N
 
 
 def serves(call: Call) -> bool:
-    """Whether all that is added to the scores are vectors that meet queries or keys."""
+    """Whether only vectors on the query or key side are added to the scores."""
     if call.terms.one(LineVectors) is None:  # asked by every small call
         return False
     known = all(isinstance(term, LineVectors | Rotation | QueryBias) for term in call.terms)
@@ -236,7 +236,7 @@ def serves(call: Call) -> bool:
 
 
 def _used(term: LineVectors) -> LineVectors:
-    """The term with the vectors from the first to the last that its index names: few tokens reach few buckets."""
+    """The term with only the vectors from the first to the last that its index reads: few tokens reach few buckets."""
     count = term.vectors.shape[1]
     if term.index is None or count == 0:
         return term
@@ -248,7 +248,7 @@ def _used(term: LineVectors) -> LineVectors:
 
 
 def attend(call: Call, allowed: Bool[Tensor, "#B #H N M"] | None) -> Float[Tensor, "B H N V"]:
-    """The output of a call whose rotation is applied, for the pairs that are allowed: some in every row."""
+    """The output of a call whose rotation is applied, for the allowed pairs, of which each row needs one."""
     q, k = (x if plain is None else plain for x, plain in ((call.q, call.plain_q), (call.k, call.plain_k)))
     reads, met = [], []
     for term in map(_used, call.terms.of(LineVectors)):

@@ -1,6 +1,6 @@
-"""Whether kernels that are compiled for each GPU agree with the reference on this one: asked when a plan is made.
+"""Checks, when a plan is made, whether kernels that are compiled for each GPU agree with the reference on this one.
 
-verdicts    checks once a kind of call, and remembers
-variant     what of a call decides which compiled kernels run, and small calls of the same kind to check them by
-agreement   how far an engine is from the reference, and how far rounding explains
+verdicts    checks each kind of call once, and caches the result
+variant     the properties of a call that decide which compiled kernels run, and small calls to check them with
+agreement   how far an engine is from the reference, and how much of it rounding explains
 """

@@ -72,7 +72,7 @@ class Expected:
         self._known: dict[tuple[bool, bool], tuple[_Tensors, _Tensors]] = {}
 
     def difference(self, engine: Engine, device: torch.device) -> Difference:
-        """How far an engine on a device is from the reference. It uses no state of the caller and no generator.
+        """How far an engine on a device is from the reference. It uses no state of the caller and no random generator.
 
         Raises:
             NotImplementedError: the engine does not support the call.

@@ -34,11 +34,11 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 FEW = 256
-"""Up to so many tokens, kernels may differ; see `triton.limits.FEW`."""
+"""Up to this many tokens, kernels may differ; see `triton.limits.FEW`."""
 BATCH, KEY_HEADS, SHARING = 2, 2, 2
 _PREFIX = 3
 _CELLS = (16, 32, 64)
-"""Widths of a grid that tiles differ for."""
+"""Grid widths are rounded up to these; tiles differ between them."""
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {
@@ -47,7 +47,7 @@ TOKENS: dict[tuple[Size, bool], int] = {
 """About how many tokens a small call has, by whether they are few: several of the largest tiles, of 128 tokens, the
 last one partial ("odd") or all full."""
 _CUT: dict[Size, int] = {"odd": 38, "full": 128}
-"""How many keys fewer than queries there are, if their numbers differ."""
+"""How many fewer keys than queries there are, if their numbers differ."""
 
 
 class Variant(NamedTuple):
@@ -102,12 +102,12 @@ def variant_of(call: Call) -> Variant | None:
 
 
 def _known(x: bool) -> bool:
-    """A comparison as a plain value, also where a compiler holds sizes as symbols."""
+    """A comparison as a plain value, even if a compiler holds sizes as symbols."""
     return True if x else False  # noqa: SIM210
 
 
 def _describe(term: Term) -> tuple[Any, ...] | None:
-    """The kind of a term and what in it decides; None if no small call can be made for it."""
+    """The kind of a term and its properties that select kernels; None if no small call can be made for it."""
     if isinstance(term, LineBias):
         return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_layout(term.lines))
     if isinstance(term, Rotation):

@@ -41,7 +41,7 @@ _SIZES: tuple[Size, ...] = ("odd", "full")
 
 @dataclass(frozen=True)
 class Fault:
-    """Why `auto` must not use an engine for a call, in words, and whether the next call would hear the same."""
+    """Why `auto` must not use an engine for a call, in words, and whether this also holds for the next call."""
 
     words: str
     lasts: bool = False

@@ -5,7 +5,7 @@ forward, backward   go through the tiles of a plan, with `scores` in a `workspac
 plan/               cuts a call into tiles: `planning` chooses `hankel` for regular lines, `dense_plan` for all other
                     terms; `masks` says which keys a block may see, `regroup` gathers scattered segments
 terms/              vectors on lines, in a Hankel plan
-cpu/                PyTorch's flash kernel for some forwards, products in bfloat16, heads side by side in threads
+cpu/                PyTorch's flash kernel for some forwards, products in bfloat16, heads in parallel threads
 """
 
 from relpos.engines.streaming.engine import STREAMING

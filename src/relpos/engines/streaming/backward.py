@@ -1,13 +1,13 @@
-"""The backward: scores are computed again, tile by tile, and every gradient is computed from them.
+"""The backward: recomputes the scores tile by tile, and computes every gradient from them.
 
 The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
     d score = weight * (<d output, v> - delta)
 
-A matrix product each gives the gradients of q, k and v; the plan computes those of the terms. In float64, and in
+One matrix product each gives the gradients of q, k and v; the plan computes the terms' gradients. In float64, and in
 `DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
-log-sum-exp; delta is then computed from these weights too, so that the two cancel exactly where they should. So it is
-in half precision, where the output has been rounded: times a peaked row's weight, that would be most of the error.
+log-sum-exp. Delta is then computed from these weights too, so that the two cancel exactly where they should. Half
+precision does the same for delta, because the rounded output, times a peaked row's weight, would be most of the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Backward:
 
     Args:
         out, lse: the results of the forward. d_out, d_lse: their gradients.
-        gradients: what the gradients are added to; it knows which are wanted.
+        gradients: collects the gradients, and knows which are wanted.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Backward:
         self._finish()
 
     def _shares(self) -> list[Backward]:
-        """What threads compute side by side: they write into the same gradients."""
+        """The shares that threads compute in parallel, into the same gradients."""
         plans = self.plan.shares(workers(self.call, self.plan.share_count))
         if len(plans) == 1:
             return [self]
@@ -88,7 +88,7 @@ class Backward:
                 sums.settle()
 
     def _run(self, chunk: Chunk) -> None:
-        """Add what one chunk contributes."""
+        """Add the contribution of one chunk."""
         scores, plan, scale, heads = self.scores, self.plan, self.call.scale, chunk.head_slice
         input_upstream = chunk.take(self.d_out)
         upstream = input_upstream.to(scores.dtype)

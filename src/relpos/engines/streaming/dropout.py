@@ -1,7 +1,7 @@
 """The pairs that dropout keeps, tile by tile.
 
-A word of 32 bits is mixed for each pair (see `core.random`). Its dozen operations are cheaper than one draw of a
-generator as long as the words stay in the cache, so a tile is drawn in pieces.
+Each pair's 32-bit random word is mixed from its indices (see `core.random`). These dozen operations are cheaper than a
+generator's draw if the words stay in the cache, so a tile is computed in pieces.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from relpos.engines.streaming.plan.tiles import Tile
 from relpos.engines.streaming.workspace import Workspace
 
 _PIECE = 2**16
-"""The most pairs whose words are mixed at once."""
+"""Maximum pairs whose words are mixed at once."""
 
 
 class DropoutFactors:
-    """The factors of dropout of a call: 0 at a pair that is dropped, 1 / (1 - dropout) at one that is kept."""
+    """The dropout factors of a call: 0 for a dropped pair, 1 / (1 - dropout) for a kept one."""
 
     def __init__(self, call: Call, seed: Tensor, workspace: Workspace) -> None:
         (batch, heads, n, _), keys, device = call.q.shape, call.k.shape[2], call.q.device
@@ -41,7 +41,7 @@ class DropoutFactors:
         self.piece, self.spare = torch.empty(2, max(_PIECE, keys), dtype=torch.int32, device=device)
 
     def factors(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "g n m"]:
-        """The factors of a tile, in a buffer that those of the next tile overwrite."""
+        """The factors of a tile, in a buffer that the next tile overwrites."""
         g, n, m = *chunk.q.shape[:2], tile.count
         factors = self.workspace.kept.rows(g, n, m)
         flat, part = factors.flatten(0, 1), self.part[chunk.head_slice]

@@ -1,9 +1,9 @@
 """The forward: two passes over the tiles of a block, or one if a bound makes the first unnecessary.
 
-Each row's scores are shifted by their maximum, which takes a first pass; a block with one tile keeps its scores for the
-second. In bfloat16, where matrix products are fast and a pass is not, the shift is an upper bound instead: |q| |k|
-scale plus the largest bias. If the shifted weights of a row then sum to so little that digits are lost, the block is
-computed again with the maximum.
+Each row's scores are shifted by their maximum, which takes a first pass. A block with one tile keeps its scores for the
+second. In bfloat16, matrix products are fast and a pass is not, so the shift is an upper bound instead: |q| |k| scale
+plus the largest bias. If the weights of a row then sum to too little for full precision, the block is computed again
+with the maximum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.scores import Scores
 
 _ENOUGH = 2.0**-26
-"""The least sum of a row's weights under a bound; for less, its block is computed again with the maximum."""
+"""Minimum sum of a row's weights under a bound; below it, the block is computed again with the maximum."""
 
 
 class Forward:
@@ -81,7 +81,7 @@ class Forward:
         """The weighted sum of values and the sum of weights, over all keys.
 
         Args:
-            score: the scores of the only tile, not shifted yet; None to compute those of each tile.
+            score: the unshifted scores of the only tile; None to compute the scores of each tile.
         """
         scores, bfloat16 = self.scores, self.plan.bfloat16
         out = chunk.q.new_zeros(*chunk.q.shape[:2], self.call.v.shape[3])
@@ -111,7 +111,7 @@ class Forward:
         return bound if highest is None else bound + highest
 
     def _maximum(self, chunk: Chunk) -> tuple[Float[Tensor, "g n 1"], Tensor | None]:
-        """Each row's maximum, 0 in a row that sees nothing; and the scores, if the block has one tile."""
+        """Each row's maximum (0 if it sees no key), and the scores if the block has one tile."""
         tiles = chunk.block.tiles
         peak, score = chunk.q.new_full((*chunk.q.shape[:2], 1), -torch.inf), None
         for tile in tiles:

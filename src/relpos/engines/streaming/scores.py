@@ -1,13 +1,14 @@
-"""The scores of a call, tile by tile: what forward and backward share.
+"""The scores of a call, tile by tile, for both forward and backward.
 
 Scores are in base 2, because exp2 is several times faster than exp on CPU: with unit = log2(e),
 
     score  = unit * (softcap(scale * <q, k>) + bias) - shift        bias - shift is written into a buffer first, and the
     weight = exp2(score)                                            matrix product is added to it
 
-In float64 the unit is 1, and exp takes the place of exp2. It is also 1 in the backward of what the flash kernel
-computed, where the factor comes after the sum. Where one key has nearly all weight, its score and the log-sum-exp are
-the same number: rounded alike, they leave nothing. Multiplied by log2(e) before, each is off by half a last digit.
+In float64 the unit is 1, and exp replaces exp2. The unit is also 1 if the flash kernel computed the forward: the
+backward multiplies by log2(e) after it subtracts the shift. Where one key has nearly all weight, its score and the
+log-sum-exp are equal and cancel exactly. Multiplied by log2(e) first, each would be off by half a unit in the last
+place.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Scores:
             self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
 
     def share(self, plan: TilePlan) -> Scores:
-        """The scores by a plan for some of the heads, in a thread of its own."""
+        """The scores by a plan for some of the heads, for another thread."""
         share = copy.copy(self)
         share.plan = plan
         share._make_buffers()
@@ -83,7 +84,7 @@ class Scores:
                 tile.forbidden = None
 
     def compute(self, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Float[Tensor, "g n m"]:
-        """The scores of a tile, in the plan's unit, less `shift`."""
+        """The scores of a tile, in the plan's unit, minus `shift`."""
         call, unit = self.call, self.plan.unit
         q, k = chunk.q, chunk.heads.k[:, tile.keys].mT
         score = self.plan.start_scores(self.workspace, chunk, tile, shift)

@@ -9,8 +9,8 @@ A tile `x` with n rows and m keys is stored plainly or skewed: row r begins r * 
 
 `x` is a view of the buffer, and `whole(x, ...)` is the buffer with its dots. If the dots are 0, the column sums of the
 scores' gradient are the window's gradient, and a matrix product with `whole` multiplies each row by its own part of a
-matrix. A buffer keeps its zeros from tile to tile: each tile takes its keys' place in rows that have room for all of a
-block's keys, and only what the tile before wrote outside this place is cleared.
+matrix. A buffer keeps its zeros from tile to tile. Its rows have room for all keys of a block, each tile is written at
+the place of its keys, and only what the previous tile wrote elsewhere is cleared.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 _PAD = 16
-"""Row strides are multiples of it, so that rows begin at cache lines in float32: elsewhere a product took 1.3 times as
-long. A stride that would be a multiple of 128 is one multiple longer: rows a power of two apart, as those of a power of
-two of keys and of a skewed tile of a grid would be, compete for the same cache lines, and a product took 1.4 times as
-long."""
+"""Row strides are multiples of this, so that float32 rows begin at cache lines; unaligned, a product took 1.3 times as
+long. A stride that is a multiple of 128 gets one more pad: rows a power of two apart compete for the same cache lines,
+and a product took 1.4 times as long. This happens with a power of two of keys, and in skewed tiles of grids."""
 
 
 class Buffer:
@@ -32,22 +31,22 @@ class Buffer:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.store = torch.empty(0, dtype=dtype, device=device)
         self.shape: tuple[int, ...] = ()
-        self.filled = slice(0, 0)  # the keys of the last tile in zeros
+        self.filled = slice(0, 0)  # the keys of the last tile of `skewed_in_zeros`
 
     def rows(self, g: int, n: int, m: int) -> Float[Tensor, "g n m"]:
         """A plain tile; its contents are undefined."""
         return self._view(g, n, m, m)
 
     def skewed(self, g: int, n: int, m: int, skew: int, columns: int = 1) -> Float[Tensor, "g n m"]:
-        """A skewed tile, each column of a grid skewed by itself; the contents of the buffer are undefined."""
+        """A skewed tile, with each grid column skewed separately; the buffer's contents are undefined."""
         return self._view(g, n, m, m + n // columns * skew)
 
     def skewed_in_zeros(
         self, g: int, n: int, m: int, skew: int, columns: int, keys: slice | None = None
     ) -> Float[Tensor, "g n _"]:
-        """A skewed tile with zeros around it; or some of its keys, with zeros in the place of the others, too.
+        """A skewed tile, or some of its keys, with zeros everywhere else.
 
-        Callers keep these zeros, and use no other method of the same buffer.
+        Callers must preserve these zeros, and use no other method of the same buffer.
         """
         view = self.skewed(g, n, m, skew, columns)
         keys = slice(0, m) if keys is None else keys
@@ -61,7 +60,7 @@ class Buffer:
         return view[..., keys]
 
     def like(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
-        """A tile that lies as `x` does in its buffer; its contents and what surrounds it are undefined."""
+        """A tile laid out as `x` is in its buffer; the contents of the buffer are undefined."""
         entries = x.untyped_storage().nbytes() // x.element_size()
         if self.store.numel() < entries:
             self.store = self.store.new_empty(entries)
@@ -78,14 +77,14 @@ class Buffer:
 
 
 def whole(x: Float[Tensor, "g n m"], skew: int, columns: int = 1) -> Float[Tensor, "g columns r W"]:
-    """All of the buffer around a skewed tile, for each column of a grid by itself: matrices as BLAS takes them."""
+    """The whole buffer of a skewed tile, one matrix per grid column, with strides that BLAS accepts."""
     rows = x.shape[1] // columns
     strides = (x.stride(0), rows * x.stride(1), x.stride(1) - skew, 1)
     return x.as_strided((x.shape[0], columns, rows, x.shape[2] + (rows - 1) * skew), strides, x.storage_offset())
 
 
 def clear_around(x: Float[Tensor, "1 n m"]) -> None:
-    """Set what surrounds a tile of skew 1 to zero."""
+    """Set the entries around a tile of skew 1 to zero."""
     n = x.shape[1]
     if n > 1:
         beside = x.stride(1) - x.shape[2]

@@ -34,7 +34,7 @@ def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
 
 
 def _prepared(call: Call) -> tuple[RunForward, RunBackward]:
-    """Forward and backward of the calls of one structure, of the first of them."""
+    """Forward and backward for calls of one structure, made from the first of them."""
     from relpos.engines.triton import launch, passes
 
     launches, device = launch.Launches(call), call.q.device

@@ -33,7 +33,7 @@ from relpos.engines.triton.tiles import (
 def _place(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
     """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
 
-    BACKWARDS: programs of the last tokens start first, for they have the most to do.
+    BACKWARDS: programs of the last tokens start first, because they have the most work.
     """
     tiles = tl.cdiv(count, SIZE)
     tile = tl.program_id(0) % tiles
@@ -247,7 +247,7 @@ def backward_pairs(
     tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     query_at, key_at = tile // across * SIDE, tile % across * SIDE
     qi, kj = query_at + tl.arange(0, SIDE)[:, None], key_at + tl.arange(0, SIDE)[None, :]
-    held = bias_of(qi, kj, 0, head, size, bias)  # the lines are those of all the batch
+    held = bias_of(qi, kj, 0, head, size, bias)  # the batch shares the lines
     summed = tl.zeros([SIDE, SIDE], SUM)
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
@@ -284,7 +284,7 @@ def sum_of_pairs(
 
 @triton.jit
 def _cells_at(cell, ahead, queries, keys, SIDE: tl.constexpr):
-    """The start and stop of a cell of queries, and of the cell of keys that is `ahead` behind it on each axis."""
+    """The start and stop of a cell of queries, and of the cell of keys that is `ahead` before it on each axis."""
     query_row = queries.prefix + (cell[0] * queries.second + cell[1]) * queries.inner
     key_row = keys.prefix + ((cell[0] - ahead[0]) * keys.second + cell[1] - ahead[1]) * keys.inner
     query_at, key_at = query_row + cell[2] * SIDE, key_row + (cell[2] - ahead[2]) * SIDE
@@ -293,7 +293,7 @@ def _cells_at(cell, ahead, queries, keys, SIDE: tl.constexpr):
 
 @triton.jit
 def _following(batch, cell, first, stop):
-    """The next cell, or the first one of the next element of the batch. Counted on, for divisions are dear."""
+    """The next cell, or the first one of the next element of the batch. Counted up, since divisions are expensive."""
     third = cell[2] + 1
     second = cell[1] + (third == stop[2])
     third = tl.where(third == stop[2], first[2], third)
@@ -312,7 +312,7 @@ def backward_table(
 ):  # fmt: skip
     """The gradient of a line bias between tokens, for one head and one difference of cells.
 
-    Queries and keys behind their prefixes are divided into cells of at most SIDE tokens (a row of a grid, a part of a
+    Queries and keys after their prefixes are divided into cells of at most SIDE tokens (a row of a grid, a part of a
     sequence), arranged along three axes. All pairs of cells with one difference along these axes read the same entries
     of the table, once. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient.
     EVEN: the differences of token indices are equal too, so that a mask by index may forbid all these pairs, or none.

@@ -1,4 +1,4 @@
-"""The arguments of the kernels: constants and sizes of tiles of all calls of one structure, tensors of a call.
+"""The arguments of the kernels: constants and tile sizes for all calls of one structure, and tensors of a call.
 
 No tensor is read, so a call can be captured in a CUDA graph once a first call has compiled the kernels.
 """
@@ -99,7 +99,7 @@ class Launches:
         return tiles.Dropout(call.seed.view(1), self.threshold, factor)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` made when this name came first: a kernel, with all that follows from the structure."""
+        """The result of `make`, cached by name: a kernel, with all that depends on the structure."""
         known = self._made.get(name)
         if known is None:
             known = self._made[name] = make()
@@ -154,7 +154,7 @@ _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
 
 def _starts(lines: Lines) -> int | None:
-    """The first query less the first key, on lines of consecutive integers; None of others, which are read."""
+    """The first query minus the first key, on lines of consecutive integers; None for others, which are read."""
     layout = lines.layout
     if layout.kind != "affine":
         return None
@@ -173,7 +173,7 @@ def _narrow_bytes(lines: Lines) -> int:
 
 
 def readable(x: Tensor) -> Tensor:
-    """A tensor as it is, if the kernels can read it: with neighbouring numbers, and offsets in a tile of 32 bits."""
+    """The tensor, if the kernels can read it (last stride 1, offsets within a tile in 32 bits); else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) * spans.COARSE < 2**31 else x.contiguous()
 
 

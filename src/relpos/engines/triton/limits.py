@@ -10,9 +10,9 @@ import torch
 from relpos.core import LineBias, Lines
 
 MOST_AXES = 3
-"""The most axes of regular lines whose bias needs a gradient."""
+"""Maximum axes of regular lines whose bias needs a gradient."""
 FEW = 256
-"""Up to so many tokens, the gradient of a bias is summed pair by pair, for any lines."""
+"""Up to this many tokens, the gradient of a bias is summed pair by pair, for any lines."""
 HOPPERS = 227 * 1024
 """Bytes of shared memory per program on Hopper GPUs, which tiles are sized for."""
 LEAST, AMPLE = 99 * 1024, 160 * 1024
@@ -31,12 +31,12 @@ def shared_memory(device: torch.device) -> int:
 
 
 def cdiv(count: int, size: int) -> int:
-    """How many tiles of a size hold a number of tokens. Triton's own function takes microseconds to say so."""
+    """How many tiles of `size` tokens hold `count` tokens. Triton's own function takes microseconds."""
     return -(-count // size)
 
 
 def power_of_2(count: int) -> int:
-    """The least power of two that is no less."""
+    """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""A mask as arguments of the kernels, and which keys each block of queries may see, and the reverse."""
+"""A mask as arguments of the kernels: also which keys each block of queries may see, and the reverse."""
 
 from __future__ import annotations
 

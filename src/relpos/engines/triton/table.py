@@ -24,7 +24,7 @@ from relpos.engines.triton.launch import Launches
 from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
 
 Common = tuple[Any, ...]
-"""What every backward kernel takes: the gradient from above, q, k and v, sizes, bias, mask and dropout."""
+"""The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
 
 
 def gradient(launches: Launches, call: Call, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
@@ -55,7 +55,7 @@ _ENTRIES, _ACROSS = 16, 32
 
 
 def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
-    """The gradient from that of every pair's score, summed over the batch."""
+    """The gradient, from the gradient of every pair's score summed over the batch."""
     n, m, length = launches.n, launches.m, lines.length
     kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
     partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
@@ -93,7 +93,7 @@ def _sum_kernel(launches: Launches, length: int) -> Kernel:
 
 
 def _order(lines: Lines) -> tuple[Int[Tensor, " I"], Int[Tensor, " L"]]:
-    """The numbers of all pairs, sorted by the entry that they read, and where each entry's begin; and the end."""
+    """The numbers of all pairs, sorted by the entry that they read, and where each entry's begin, plus the end."""
     index = lines.index()
     entries = (index if index.dim() == 2 else index[0]).flatten()
     order = torch.argsort(entries, stable=True)

@@ -2,8 +2,8 @@
 
 Scores, and sinks, are multiplied by UNIT: in half precision log2(e), for the hardware's exp2; else 1, which avoids a
 rounding. Every kernel computes a tile by `product`. If TESTED, some tiles may hold pairs that are not allowed, or are
-outside of the tensors: those that `free_span` does not name are `tested`. FULL: no row is outside. `qi` and `kj` are
-the indices of a tile's queries and keys, one along rows and the other along columns, so that it may be transposed.
+outside of the tensors: tiles outside of `free_span` are `tested`. FULL: no row is outside. `qi` and `kj` are the
+indices of a tile's queries and keys, one along rows and the other along columns, so that it may be transposed.
 
 Arguments that belong together are named tuples. If a pointer in one is None, its part is left out of the compiled code.
 (Triton 3.6 cannot compile a whole tuple that is None, or is compared with None.)
@@ -21,7 +21,7 @@ from relpos.engines.triton.limits import interpreting
 
 NEGATIVE = tl.constexpr(-float("inf"))
 DIRECT = tl.constexpr(torch.version.hip is None and not interpreting())
-"""Whether a bias can be read by an instruction of NVIDIA's."""
+"""Whether a bias can be read by an NVIDIA instruction."""
 
 
 class QKV(NamedTuple):
@@ -42,8 +42,8 @@ class QKV(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with its strides, and of each row its delta and its shift: the log-sum-exp times UNIT,
-    or 0 if it sees nothing. A head has `count` of each, more than rows, so that no tile ends behind them."""
+    """The gradient of the output with its strides, and for each row its delta and its shift: the log-sum-exp times
+    UNIT, or 0 if the row sees nothing. A head has `count` of each, more than rows, so that no tile ends beyond them."""
 
     at: Any
     at_b: Any
@@ -115,7 +115,7 @@ class Dropout(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Queries or keys behind their prefix: cells on three axes, the last of which divides `inner` tokens by SIDE."""
+    """Queries or keys after their prefix: cells on three axes; the last axis divides `inner` tokens by SIDE."""
 
     prefix: Any
     inner: Any
@@ -189,10 +189,10 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 @triton.jit
 def _read(where):
-    """Numbers from anywhere, in whatever layout their user wants.
+    """Numbers from any addresses, loaded in the layout of their consumer.
 
-    A load gets a layout for neighbouring addresses, and is then brought into that of the product through shared memory.
-    Triton's passes take inline assembly for arithmetic, which is done in the layout of its user.
+    Triton gives a load a layout for neighbouring addresses, and converts it to the product's through shared memory. Its
+    passes take inline assembly for arithmetic, which gets the layout of its consumer.
     """
     if DIRECT and where.dtype.element_ty == tl.float32:
         return tl.inline_asm_elementwise(
@@ -206,9 +206,9 @@ def _read(where):
 def _read_lattice(at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIGN: tl.constexpr):
     """Numbers of a table, in row r and column c the one at SIGN * (r - c).
 
-    A thread's numbers keep their distances, so it needs one address and constants that stand in its loads. The compiler
-    sees that only if columns are written as 8 a + b and what is left without a is hidden from it: else it moves every
-    sum of addresses out of the loop and keeps all of them, 64 registers of a thread's 255.
+    A thread's numbers have constant distances, so it needs one address and constant offsets in its loads. The compiler
+    sees that only if columns are written as 8 a + b and the part without a is hidden from it. Otherwise it moves all
+    sums of addresses out of the loop and keeps them, in 64 of a thread's 255 registers.
     """
     if DIRECT and at.dtype.element_ty == tl.float32:
         row, column = tl.arange(0, ROWS).to(tl.int64), tl.arange(0, 8).to(tl.int64)
@@ -223,7 +223,7 @@ def _read_lattice(at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIGN: tl.conste
 
 @triton.jit
 def bias_of(qi, kj, batch, head, size, bias):
-    """The bias of any pairs, one number after the other."""
+    """The bias of any pairs, one load per pair."""
     row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
     if bias.query is not None:
         row = tl.load(bias.query + batch * bias.query_b + row)
@@ -233,7 +233,7 @@ def bias_of(qi, kj, batch, head, size, bias):
 
 @triton.jit
 def bias_at(apart, head, bias):
-    """Where a tile's bias is whose first query minus first key is `apart`. A loop adds to it what it adds to that."""
+    """The address of a tile's bias; `apart` is its first query minus its first key. A loop advances both alike."""
     if bias.table is None or bias.query is not None:
         return tl.cast(apart, tl.int64)
     else:
@@ -244,7 +244,7 @@ def bias_at(apart, head, bias):
 def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECISION: tl.constexpr):
     """a @ b, plus the bias of the tile, if any, which will be scaled with it.
 
-    `at` is of `bias_at`; SIGN is 1 where rows are queries, and -1 where they are keys. The bias is the initial value of
+    `at` comes from `bias_at`; SIGN is 1 if rows are queries, and -1 if they are keys. The bias is the initial value of
     the sum: if it were added afterwards, Triton's pipeline would copy it to shared memory one number at a time.
     """
     if bias.table is None:
@@ -257,7 +257,7 @@ def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECI
 
 @triton.jit
 def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.constexpr):
-    """A product, such that the score is -inf from the stops on and where a pair is not allowed."""
+    """The product, changed so that scores are -inf from the stops on and for pairs that are not allowed."""
     query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
     seen = (kj < key_stop) & (qi < query_stop)
     if allowed.left is not None:
@@ -295,8 +295,7 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 
 @triton.jit
 def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr):
-    """The start and stop of the tiles of STEP keys that are full, and that each of SIZE queries may see; none where a
-    mask is made of tensors."""
+    """The start and stop of full tiles of STEP keys that all SIZE queries may see; none if the mask has tensors."""
     low, high = 0, end // STEP * STEP
     if allowed.low is not None or allowed.high is not None or allowed.mine is not None:
         high = 0
@@ -309,7 +308,7 @@ def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.c
 
 @triton.jit
 def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Where a tile of a matrix begins, where its numbers are from there, which 32 bits hold, and which are inside."""
+    """The offset of a tile in a matrix, 32-bit offsets of its numbers from there, and which of them are inside."""
     numbers, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
     inside = start + numbers < stop
     if PADDED != WIDTH:
@@ -321,7 +320,7 @@ def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: t
 def rows(
     pointer, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, FULL: tl.constexpr = False
 ):
-    """SIZE rows of a matrix whose row stride is `row`, `[SIZE, PADDED]`, with zeros from `stop` on. FULL: none is."""
+    """SIZE rows of a matrix with row stride `row`, `[SIZE, PADDED]`; zeros from `stop` on. FULL: none are there."""
     begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
     if FULL and PADDED == WIDTH:
         return tl.load(pointer + begin + at)

@@ -1,1 +1,1 @@
-"""What is for CPUs alone: PyTorch's flash kernel there, products in bfloat16, heads side by side in threads."""
+"""For CPUs only: PyTorch's flash kernel, products in bfloat16, heads in parallel threads."""

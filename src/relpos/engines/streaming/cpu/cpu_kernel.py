@@ -1,12 +1,12 @@
-"""The forward by PyTorch's flash attention kernel for CPU, which is given the bias as its mask.
+"""The forward by PyTorch's flash attention kernel for CPU, with the bias as its mask.
 
 The kernel reads a mask through its strides, so a Hankel view of a window (see `hankel`) is enough and nothing of size
-N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask it mostly
-computes all pairs (see `written_out`), elsewhere:
+N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask the kernel
+usually computes all pairs (see `written_out`). Otherwise:
 
                           prefix keys             other keys
     prefix queries        by `Forward`            by `Forward`
-    other queries         merged afterwards       by the kernel
+    other queries         merged at the end       by the kernel
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from relpos.engines.streaming.plan.hankel import HankelPlan
 from relpos.engines.streaming.plan.tiles import Block, Tile
 
 _ROWS = 512
-"""The rows that a kernel call should have; with fewer, the kernel takes smaller blocks."""
+"""Target rows of a kernel call; with fewer, the kernel uses smaller blocks."""
 _CAUSAL_ROWS = 256
-"""The same under a causal or windowed mask, where more rows mean more forbidden pairs that are computed."""
+"""The same under a causal or windowed mask, where more rows compute more forbidden pairs."""
 _ALL_HEADS = slice(None)
 
 
@@ -52,7 +52,7 @@ def supports(call: Call) -> bool:
         if query is None or key is None:
             continue
         if math.prod(key.sizes) == 0:
-            return False  # nothing is left to compute beside the keys of the prefix
+            return False  # all keys are prefix keys
         if mask is None:
             continue
         if math.prod(query.sizes[1:]) != math.prod(key.sizes[1:]):
@@ -74,7 +74,7 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
-    sunk = 0  # the first row that has no sink yet
+    sunk = 0  # the first row whose result lacks the sink
     if written:
         written_out.attend(plan, q, k, v, call.scale, out, lse)
     else:
@@ -97,7 +97,7 @@ def _by_views(
     out: Float[Tensor, "BH N D"],
     lse: Float[Tensor, "BH N 1"],
 ) -> None:
-    """Write the rows behind the prefix, for which the kernel reads the bias through views of windows."""
+    """Write the rows after the prefix; the kernel reads their bias through views of windows."""
     prefix, prefix_keys = plan.query.prefix, plan.key.prefix
     forbidding = partial_softmax.forbids(plan.reversed_values)
     for blocks, tiles in _groups(plan):
@@ -128,7 +128,7 @@ def _merge(out: Float[Tensor, "BH n V"], lse: Float[Tensor, "BH n 1"], other: Fl
 
 
 def _groups(plan: HankelPlan) -> Iterator[tuple[list[Block], list[Tile]]]:
-    """Blocks of one size with the same keys, as many as make a kernel call."""
+    """Blocks of equal size with the same keys, grouped for one kernel call each."""
     pairs = [
         (block, tile)
         for block in plan.blocks()

@@ -69,10 +69,10 @@ def add_matmul(
     rounded: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """`into += factor * a @ b`, for `[g, n, m]` or g of `[n, m]`.
+    """`into += factor * a @ b`, for `[g, n, m]` or a list of g `[n, m]`.
 
     Args:
-        overwrite: replace the contents of `into` by the product.
+        overwrite: replace the contents of `into` with the product.
         rounded: whether a and b hold bfloat16 numbers in float32; `native` must be true.
     """
     if a.dtype != into[0].dtype:

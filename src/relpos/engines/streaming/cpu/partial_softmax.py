@@ -1,4 +1,4 @@
-"""Attention over some of the keys by PyTorch's flash kernel, and the weight it has in that over all keys."""
+"""Attention over some of the keys by PyTorch's flash kernel, and its weight in the softmax over all keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relpos.core.private import flash_kernel
 
 
 def forbids(values: Tensor | None) -> bool:
-    """Whether the values of a bias, where there is one, are -inf somewhere."""
+    """Whether the values of a bias, if any, contain -inf."""
     return values is not None and bool((values == -torch.inf).any())
 
 
@@ -26,7 +26,7 @@ def attend(
     """Output and log-sum-exp.
 
     Args:
-        forbidding: whether the bias may be -inf in all of a row, of which the kernel says that its log-sum-exp is 0.
+        forbidding: whether the bias may be -inf in a whole row; the kernel returns a log-sum-exp of 0 for such rows.
     """
     kernel = flash_kernel()
     assert kernel is not None
@@ -38,6 +38,6 @@ def attend(
 
 
 def share(part: Float[Tensor, "*P n m"], total: Float[Tensor, "*Q n 1"]) -> Float[Tensor, "*P n m"]:
-    """The weight of keys in the softmax over all, from their scores or the log-sum-exp of some of them, and that of
-    all; 0 in a row that sees nothing."""
+    """The softmax weight of keys, from their scores or the log-sum-exp of some of them (`part`), and the log-sum-exp of
+    all keys (`total`); 0 in a row that sees no key."""
     return torch.where(total == -torch.inf, 0, torch.exp(part - total))

@@ -1,8 +1,8 @@
-"""Heads side by side on a CPU: each thread computes some of them by itself.
+"""Heads in parallel on a CPU: each thread computes some of the heads.
 
-When all threads share each operation on a tile, they wait for one another at its end, and what one core has written the
-other reads. A thread that computes whole heads does neither. Where every such thread has one of PyTorch's, what it
-computes does not depend on how many there are. In native bfloat16 it is no faster, and not done.
+When all threads share each operation on a tile, they wait for one another at its end, and a core reads what other cores
+have written. A thread that computes whole heads avoids both. If each such thread uses one PyTorch thread, results do
+not depend on the number of threads. Native bfloat16 is no faster this way, so it does not use it.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import torch
 from relpos.engines.call import Call
 
 _TOGETHER = 0.8
-"""What threads are worth that share each operation, of what they are worth side by side."""
+"""Efficiency of threads that share each operation, relative to threads with heads of their own."""
 _LEAST = 2**23
-"""The scores of a thread for which it pays to wake it: 1,449 tokens and 8 heads for two threads. PyTorch's own threads
-look for work for 5 ms after each operation and take a core meanwhile."""
+"""Minimum scores per thread that justify waking it: 1,449 tokens and 8 heads for two threads. PyTorch's own threads
+spin for 5 ms after each operation, and occupy a core meanwhile."""
 _starting = Lock()
 
 
 def workers(call: Call, shares: int) -> int:
-    """How many threads compute so many equal shares soonest; each has an equal part of PyTorch's threads."""
+    """How many threads finish the equal shares soonest; each gets an equal part of PyTorch's threads."""
     threads = torch.get_num_threads()
     if call.q.device.type != "cpu" or threads == 1:
         return 1
     batch, heads, n, _ = call.q.shape
     most = min(shares, threads, batch * heads * n * call.k.shape[2] // _LEAST)
-    if hasattr(os, "sched_getaffinity"):  # a thread starts on the cores of its starter, which OpenMP may have bound
+    if hasattr(os, "sched_getaffinity"):  # a thread inherits its parent's affinity, which OpenMP may have bound
         most = min(most, len(os.sched_getaffinity(0)))
     return max(range(1, most + 1), key=lambda count: (_busy(shares, count, threads), count), default=1)
 
 
 def _busy(shares: int, count: int, threads: int) -> float:
-    """The part of all threads' time that is worth something."""
+    """The fraction of all threads' time that does useful work."""
     rounds, each = -(-shares // count), threads // count
     return shares / (rounds * count) * (each * count / threads) * (1 if each == 1 else _TOGETHER)
 
 
 def run_all(works: Sequence[Callable[[], None]]) -> None:
-    """Do all works, each in a thread of its own; a single one in the caller's, and those for which no thread is to be
-    had: the machine has no more, or the interpreter is ending."""
+    """Run each work in its own thread. The caller's thread runs a single work, and works for which no thread can start
+    (the machine has no more, or the interpreter is shutting down)."""
     if len(works) == 1:
         works[0]()
         return
@@ -58,7 +58,7 @@ def run_all(works: Sequence[Callable[[], None]]) -> None:
             while left:
                 running.append(pool.submit(_without_gradients, left[0], inference))
                 del left[0]
-        except RuntimeError:  # from `_pool` and `submit` alone; what a work raises stays in its future
+        except RuntimeError:  # only from `_pool` and `submit`; the error of a work stays in its future
             pass
         for work in left:
             work()
@@ -78,7 +78,7 @@ def _without_gradients(work: Callable[[], None], inference: bool) -> None:
 
 
 def _pool(count: int, threads: int) -> ThreadPoolExecutor:
-    """A pool of so many threads, each of which has `threads` of PyTorch's."""
+    """A pool of `count` threads, each with `threads` PyTorch threads."""
     with _starting:
         return _started(count, threads)
 
@@ -88,7 +88,7 @@ def _started(count: int, threads: int) -> ThreadPoolExecutor:
     own, all_here = torch.get_num_threads(), Barrier(count + 1)
 
     def begin() -> None:
-        torch.get_num_threads()  # reads the number of the process, which it would later, over what is set now
+        torch.get_num_threads()  # reads the process's number now; later, this would overwrite the number set below
         all_here.wait()
         torch.set_num_threads(threads)
         all_here.wait()
@@ -104,12 +104,12 @@ def _started(count: int, threads: int) -> ThreadPoolExecutor:
         pool.shutdown(wait=False)
         raise
     finally:
-        torch.set_num_threads(own)  # a thread sets the number of those that begin later, too
+        torch.set_num_threads(own)  # a thread also sets the number of threads that start later
     return pool
 
 
 def _forget() -> None:
-    """In a forked process, which has no threads but the one that forked."""
+    """Forget the pools in a forked process, which has only the thread that forked."""
     global _starting
     _starting = Lock()
     _started.cache_clear()

@@ -1,13 +1,13 @@
-"""The forward by PyTorch's flash kernel where its mask is written out, for some heads, rows and keys at a time.
+"""The forward by PyTorch's flash kernel with its mask written out, for some heads, rows and keys at a time.
 
-On a grid the rows that one view serves are a column's, so few that the kernel takes small blocks of them. Numbers for
-every pair let it take its largest. About a million are written at a time, since a larger mask would come back from
-memory; what the kernel finds for some keys is merged by the log-sum-exp. With the queries of a grid from the last to
-the first the numbers are one strided view of the reversed values (see `hankel`), which is copied:
+On a grid, one view serves only the rows of one column, so few that the kernel uses small blocks. A mask with a number
+for every pair lets it use its largest. About a million numbers are written at a time, since a larger mask would not
+stay in the cache. Results for some of the keys are merged by the log-sum-exp. If the queries of a grid run from the
+last to the first, the mask is a copy of one strided view of the reversed values (see `hankel`):
 
     bias[r, c, a, b] = reversed[start + (r + a) * stride of rows + (c + b) * stride of columns]
 
-The rows of a prefix are a kernel call of their own: behind the others they would be one more block, which the kernel's
+The rows of a prefix take a separate kernel call: after the others they would be one more block, which the kernel's
 threads could not share evenly.
 """
 
@@ -28,17 +28,17 @@ from relpos.engines.streaming.plan.chunks import contiguous_rows
 from relpos.engines.streaming.plan.hankel import HankelPlan
 
 _ROWS = 1024
-"""The rows of a kernel call; from 768 on the kernel takes blocks of 256."""
+"""Target rows of a kernel call; from 768 on, the kernel uses blocks of 256."""
 _BLOCKS = ((768, 256), (192, 64), (0, 32))
-"""The rows of the kernel's blocks, from so many rows on."""
+"""Pairs (minimum rows of a call, rows of the kernel's blocks)."""
 _PAIRS, _MOST_PAIRS = 2**20, 2**24
-"""The pairs of a kernel call, 4 MiB of mask; and the most, where so many threads want heads of their own, or rows of
-the grids are so long."""
+"""Target pairs of a kernel call, 4 MiB of mask; and the maximum, for many threads with heads of their own, or for long
+grid rows."""
 
 
 def suits(call: Call) -> bool:
-    """Whether a call that `HankelPlan` supports is for a grid without a mask, of which enough can be written out at
-    once."""
+    """Whether a call that `HankelPlan` supports is on a grid without a mask, and one head's pairs in a kernel call are
+    at most `_MOST_PAIRS`."""
     bias = call.terms.one(LineBias)
     if bias is None or call.mask is not None:
         return False
@@ -50,28 +50,28 @@ def suits(call: Call) -> bool:
 
 
 def _pieces(ramp: Ramp, tokens: int) -> list[tuple[int, int]]:
-    """The rows of a grid's first axis in equal pieces of about so many tokens."""
+    """Cut a grid's first axis into equal ranges of about `tokens` tokens."""
     rows = ramp.sizes[0]
     step = -(-rows // max(1, round(math.prod(ramp.sizes) / tokens)))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _cut(query: Ramp, key: Ramp) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The rows of the grids that kernel calls are for, those of queries and of keys."""
+    """The ranges of grid rows that kernel calls cover, of queries and of keys."""
     rows = _pieces(query, _ROWS)
     at_once = rows[0][1] * math.prod(query.sizes[1:])
     return rows, _pieces(key, max(1, _PAIRS // at_once))
 
 
 def _pairs(query: Ramp, key: Ramp) -> int:
-    """The most pairs of one head in a kernel call."""
+    """The maximum pairs of one head in a kernel call."""
     (_, queries), (_, keys) = (pieces[0] for pieces in _cut(query, key))
     cells = queries * math.prod(query.sizes[1:])
     return cells * (key.prefix + keys * math.prod(key.sizes[1:]))
 
 
 def _heads_at_once(count: int, rows: int, pairs: int) -> int:
-    """The heads of a kernel call: so many that its threads share the blocks of rows of all of them evenly."""
+    """The number of heads in a kernel call for which its threads share all blocks of rows evenly."""
     threads = torch.get_num_threads()
     blocks = -(-rows // next(size for least, size in _BLOCKS if rows >= least))
     even = threads // math.gcd(threads, blocks)
@@ -120,8 +120,8 @@ def attend(
 
 
 def _prefix(plan: HankelPlan, q: Float[Tensor, "BH N D"]) -> tuple[Float[Tensor, "BH p D"], Float[Tensor, "BH p M"]]:
-    """The queries of the prefix, and the bias, which is the same for all of them. Zeros make them a multiple of 16:
-    otherwise the kernel's last digits depend on which of its threads computes them."""
+    """The queries of the prefix, and their common bias. Zeros pad the queries to a multiple of 16; otherwise the
+    kernel's last digits depend on which of its threads computes them."""
     block = plan.blocks()[0]
     rows = contiguous_rows(F.pad(q[:, : block.count], (0, 0, 0, -block.count % 16)))
     row = q.new_empty(len(q), 1, plan.keys)
@@ -133,13 +133,13 @@ def _prefix(plan: HankelPlan, q: Float[Tensor, "BH N D"]) -> tuple[Float[Tensor,
 
 
 def _together(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp over all keys, from those over some."""
+    """Output and log-sum-exp over all keys, merged from those over some."""
     if len(found) == 1:
         return found[0]
     outs, lses = zip(*found, strict=True)
     out = torch.zeros_like(outs[0])
     lse = torch.empty_like(lses[0])
-    for head in range(len(out)):  # by itself, so that numbers do not depend on how many there are
+    for head in range(len(out)):  # separately, so that results do not depend on the number of heads
         every = torch.stack([part[head] for part in lses])
         torch.logsumexp(every, dim=0, out=lse[head])
         for part, weight in zip(outs, partial_softmax.share(every, lse[head]), strict=True):
@@ -148,7 +148,7 @@ def _together(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _keys(plan: HankelPlan, piece: tuple[int, int]) -> slice:
-    """The keys of some rows of the grid; the prefix comes with the first."""
+    """The keys of some grid rows; the first rows include the prefix."""
     start, stop = (plan.key.prefix + row * plan.key_columns for row in piece)
     return slice(start if piece[0] else 0, stop)
 
@@ -156,14 +156,14 @@ def _keys(plan: HankelPlan, piece: tuple[int, int]) -> slice:
 def _write(
     plan: HankelPlan, bias: Float[Tensor, "g n m"], rows: tuple[int, int], piece: tuple[int, int], heads: slice
 ) -> None:
-    """Write the bias of some heads, rows of queries, counted from the last, and rows of keys."""
+    """Write the bias of some heads, query rows (counted from the last) and key rows."""
     assert plan.reversed_values is not None
     assert plan.line_bias is not None
     values, query, key, lines = plan.reversed_values[heads], plan.query, plan.key, plan.line_bias.lines
     into = bias.unflatten(1, (-1, *query.sizes[1:]))
 
     def read(key_start: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        """What these rows read for keys that begin at a coordinate."""
+        """The values that these rows read for keys from a coordinate on."""
         first = lines.length - 1 - (query.start + query.extent - key_start + lines.origin)
         first += rows[0] * query.strides[0]
         shape = (len(values), rows[1] - rows[0], *query.sizes[1:], *sizes)
@@ -173,4 +173,4 @@ def _write(
     of_tokens = read(key.start + piece[0] * key.strides[0], sizes, key.strides)
     into[..., prefix:].unflatten(-1, sizes).copy_(of_tokens)
     if prefix:
-        into[..., :prefix] = read(-(lines.layout.tokens + 1), (1,), (0,))  # the one coordinate of all of them
+        into[..., :prefix] = read(-(lines.layout.tokens + 1), (1,), (0,))  # prefix keys share one coordinate

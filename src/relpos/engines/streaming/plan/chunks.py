@@ -1,4 +1,4 @@
-"""The queries, keys and values of a block of rows, for some heads, and where the gradients of keys and values go.
+"""The queries, keys and values of a block of rows for some heads, and the sums of keys' and values' gradients.
 
 A chunk copies its rows from the inputs and converts them, so that a call holds only a few blocks in the wider dtype
 besides its inputs and results.
@@ -19,7 +19,7 @@ from relpos.engines.call import Call
 from relpos.engines.streaming.plan.tiles import Block
 
 _FEW = 8
-"""Rows are few where the tensor has so many times as many."""
+"""Rows are few if the tensor has at least this many times as many."""
 
 
 def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
@@ -28,7 +28,7 @@ def contiguous_rows(x: Float[Tensor, "*A D"]) -> Float[Tensor, "*A D"]:
 
 
 def _rows(x: Float[Tensor, "g N D"], rows: Int[Tensor, " n"]) -> Float[Tensor, "g n D"]:
-    """Some rows; `index_select`, which is faster, first copies the whole tensor where it is not contiguous."""
+    """Some rows. `index_select` is faster, but first copies the whole tensor if it is not contiguous."""
     few = _FEW * len(rows) <= x.shape[1]
     return x[:, rows] if few and not x.is_contiguous() else x.index_select(1, rows)
 
@@ -123,7 +123,7 @@ class Chunk:
 
 
 class KeyGradient:
-    """The gradient of keys or values, summed over the blocks of rows and over the heads that share one.
+    """The gradient of keys or values, summed over the blocks of rows and over the query heads that share a key head.
 
     Args:
         like: the keys or values. heads: the number of query heads. dtype: the dtype of sums.
@@ -136,7 +136,7 @@ class KeyGradient:
         self.rounding = head_by_head and dtype != like.dtype
         self._result = torch.empty(like.shape, dtype=like.dtype if self.rounding else dtype, device=like.device)
         self._heads = self._result.flatten(0, 1)
-        self._begun: set[int] = set()  # heads that hold numbers; each thread sets its own to zero
+        self._begun: set[int] = set()  # initialized heads; each thread sets its own to zero
         self.sums: dict[int, Tensor] = {}
 
     def at(self, heads: slice, keys: slice) -> list[Float[Tensor, "m D"]]:
@@ -161,14 +161,14 @@ class KeyGradient:
         return share
 
     def settle(self, keep: Sequence[int] = ()) -> None:
-        """Round the sums of all heads but these into the result."""
+        """Round the sums of all heads except `keep` into the result."""
         for head in self.sums.keys() - set(keep):
             assert head not in self._begun, "a head that was rounded already"
             self._begun.add(head)
             self._heads[head] = self.sums.pop(head)
 
     def finished(self) -> Float[Tensor, "B G M D"]:
-        """The gradient, when all has been added and settled; 0 for heads to which nothing was."""
+        """The gradient, once all is added and settled; 0 for heads to which nothing was added."""
         for head in set(range(len(self._heads))) - self._begun:
             self._heads[head] = 0
         return self._result

@@ -1,8 +1,8 @@
-"""The windows of a grid's columns (see `hankel`), which are read and added to together.
+"""The windows of a grid's columns (see `hankel`), read and accumulated together.
 
-The column next to a column reads one entry earlier, so that side by side they are one view of the reversed values, the
-last column first. It overlaps itself: sums for it are written into rows one longer than they are read, which shifts
-each by one, and are added up before they are added to the values:
+Each column reads one entry earlier than the column before it, so all are one view of the reversed values, last column
+first. The view overlaps itself. Its sums are written into rows one entry longer than the rows read, which shifts each
+row by one. They are summed over the columns before they are added to the values:
 
     columns     s00 s01 s02  .          as they are read    s00 s01 s02  .
                 s10 s11 s12  .                               .  s10 s11 s12
@@ -21,8 +21,8 @@ from relpos.core.line import Ramp
 from relpos.engines.streaming.plan.chunks import contiguous_rows
 
 _MOST = 2
-"""Columns for each entry of a row of keys up to which their sums are written beside each other: few of these numbers
-are zeros then."""
+"""Maximum columns, per entry of a key row, whose sums are written side by side; with more, too many numbers are
+zeros."""
 
 
 def column_coordinate(queries: Ramp, column: int) -> int:
@@ -35,10 +35,10 @@ def column_coordinate(queries: Ramp, column: int) -> int:
 
 
 def rows_and_columns(queries: Ramp, most: int, *, one_column: bool = False) -> tuple[int, int]:
-    """The rows of a column and the columns of a block of so many queries at most.
+    """The rows of a column and the columns of a block of at most `most` queries.
 
-    As many of each, about, where the grid has so many columns: a skewed tile (see `workspace`) is a row of keys wider
-    for each row of a column, and each column reads and adds a window of its own.
+    They are about equal if the grid has enough columns. Each row of a column makes a skewed tile (see `workspace`) a
+    row of keys wider, and each column reads and accumulates its own window.
     """
     rows, columns = queries.sizes[0], math.prod(queries.sizes[1:])
     if one_column or columns <= 1 or rows == 0:
@@ -48,7 +48,7 @@ def rows_and_columns(queries: Ramp, most: int, *, one_column: bool = False) -> t
 
 
 def _size_of_pieces(count: int, most: int) -> int:
-    """The size of pieces of `count`: as few pieces of at most `most` as there can be, about equal."""
+    """The piece size that cuts `count` into the fewest, about equal pieces of at most `most`."""
     return -(-count // -(-count // most))
 
 
@@ -69,15 +69,15 @@ class Columns:
 
     @property
     def _side_by_side(self) -> bool:
-        """Whether all columns are one view, whose rows lie apart."""
+        """Whether all columns are one view."""
         count = len(self.offsets)
         return len(self.sizes) == 2 and count > 1 and self.offsets == tuple(range(count))
 
     def read(self, values: Float[Tensor, "g L"]) -> Float[Tensor, "g *c W"]:
-        """The entries that each column reads; of a single one a view where that is contiguous."""
+        """The entries that each column reads; a view for a single contiguous column."""
         if self._side_by_side:
             view = self._view(values, self.offsets[-1], (len(self.offsets), *self.sizes), (1, *self.strides))
-            return view.flip(1).flatten(2).contiguous()  # a flipped view may keep an order of its own
+            return view.flip(1).flatten(2).contiguous()  # a flipped view may have another memory order
         views = [self._view(values, offset, self.sizes, self.strides).flatten(1) for offset in self.offsets]
         return contiguous_rows(views[0]) if len(views) == 1 else torch.stack(views, dim=1)
 

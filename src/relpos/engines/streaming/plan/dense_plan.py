@@ -1,8 +1,8 @@
 """The plan for all other terms: their dense scores on one tile at a time, and the backward of these.
 
-A block holds all heads and, to bound its memory, few rows. The terms are narrowed to a tile. So are the buffers of
-their gradients, which form a tree of the same structure, so that each narrowed term comes with the narrowed buffer of
-its gradient. Nothing of size N x M outlives its block.
+A block holds all heads and, to bound its memory, few rows. The terms are narrowed to a tile. The buffers of their
+gradients form a tree of the same structure and are narrowed too, so each narrowed term comes with the narrowed buffer
+of its gradient. Nothing of size N x M outlives its block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relpos.engines.streaming.plan.tiles import Block, Tile, count_of
 from relpos.engines.streaming.workspace import Workspace, fill
 
 MOST_ROWS = 256
-"""The most rows of a block under a mask."""
+"""Maximum rows of a block under a mask."""
 
 
 class DensePlan(TilePlan):
@@ -89,7 +89,7 @@ class DensePlan(TilePlan):
         return chunk.plain_q.unflatten(0, self.shape), chunk.heads.plain_k[:, tile.keys].unflatten(0, self.shape)
 
     def _bias(self, chunk: Chunk, tile: Tile) -> Float[Tensor, "BH _ _"] | None:
-        """The terms' scores, which the tile keeps; one row for all where all are alike, and so with keys."""
+        """The terms' scores, cached in the tile; an axis has size 1 if all its rows or keys are alike."""
         if tile.bias is None:
             natural = dense.scores(self._narrow(chunk, tile), *self._qk(chunk, tile), self.call.scale, None)
             if natural is not None:
@@ -183,7 +183,7 @@ class DensePlan(TilePlan):
                     _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
-                case ((LineVectors() | Sinks() | Softcap()), _):  # whose gradients do not come from here
+                case ((LineVectors() | Sinks() | Softcap()), _):  # their gradients are computed elsewhere
                     pass
                 case term, _:
                     raise NotImplementedError(f"DensePlan.collect has no gradient for {type(term).__name__}")

@@ -1,8 +1,8 @@
 """The plan for a bias on regular lines: the bias of a tile is a strided view of `values`, so nothing is gathered.
 
 Take queries that differ only in their coordinate on the first axis: a whole sequence, or one column of a grid. Order
-them from the last to the first. Each row then reads what the row before it reads, `skew` entries further on, where
-`skew` is the number of key columns: 1 in a sequence, the width in a grid. What all rows of a tile read is its window:
+them from the last to the first. Each row then reads `skew` entries further on than the row before it. `skew` is the
+number of key columns: 1 in a sequence, the width in a grid. The entries that the rows of a tile read are its window:
 
     bias[r, j] = window[r * skew + j]
 
@@ -52,14 +52,14 @@ from relpos.engines.streaming.workspace import Workspace, clear_around, fill, wh
 
 
 class HankelPlan(TilePlan):
-    """A plan for a call whose only position is at most one regular line bias, and vectors on a sequence.
+    """A plan for a call whose only position terms are at most one regular line bias, and vectors on a sequence.
 
     Args:
         rows, keys: the most rows of a block and keys of a tile.
         pairs: the most scores of a chunk, over all its heads.
         unit, bfloat16: see `TilePlan`.
-        whole_columns: whether each column of a grid is a block of its own, however short it is.
-        only_prefix: whether the rows behind the prefix are left out, for whoever computes them without blocks.
+        whole_columns: whether each column of a grid is a separate block, even if it is short.
+        only_prefix: whether to leave out the rows after the prefix, which the caller computes without blocks.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HankelPlan(TilePlan):
         self.keys = call.k.shape[2]
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         self.renormalizes = self.dtype == torch.float64
-        self.keeps_sums = self.dtype != call.q.dtype  # of a head until all its blocks are done (`KeyGradient`)
+        self.keeps_sums = self.dtype != call.q.dtype  # of a head, until its last block (`KeyGradient`)
         self.line_bias = call.terms.one(LineBias)
         self.reversed_values: Float[Tensor, "BH L"] | None = None
         self.d_reversed_values: Float[Tensor, "BH L"] | None = None
@@ -88,7 +88,7 @@ class HankelPlan(TilePlan):
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
-        apart = whole_columns or self.mask is not None  # columns, and the prefix of the keys from the others
+        apart = whole_columns or self.mask is not None  # separates grid columns, and prefix keys from other keys
         self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=apart)
         self.joined_prefix = 0 if apart else self.key.prefix
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
@@ -103,11 +103,11 @@ class HankelPlan(TilePlan):
         self.by_block = self.by_head or any(tile.mask is not None for tile, _ in tiles)
         self.vectors = Vectors(call, self.query.start, unit, [] if self.by_block else tiles)
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
-        self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]  # sharing a key
+        self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]  # share a key head
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
-        # a share has all heads of a key; with vectors in all elements of the batch, since these add to the same sums
+        # a share has all query heads of a key head; with vectors, of the whole batch, which adds to the same sums
         shares = self.heads // self.groups * (1 if self.vectors else self.batch)
-        self.share_count = 1 if self.by_block or bfloat16 else shares  # bfloat16 by threads is no faster, and larger
+        self.share_count = 1 if self.by_block or bfloat16 else shares  # in bfloat16, threads only cost memory
 
     @staticmethod
     def supports(call: Call) -> bool:
@@ -130,12 +130,12 @@ class HankelPlan(TilePlan):
         return self._slices(self.heads_at_once)
 
     def _slices(self, most: int) -> list[slice]:
-        """The own heads, so many at once."""
+        """Slices of at most `most` own heads."""
         pieces = [self.own_heads[start : start + most] for start in range(0, len(self.own_heads), most)]
         return [slice(piece[0], piece[-1] + 1) for piece in pieces]
 
     def passes(self) -> list[tuple[list[slice], list[Block]]]:
-        """The few rows of a prefix for more heads at once than the others."""
+        """Blocks of a prefix have few rows, so they take more heads at once."""
         few = [block for block in self._blocks if block.skew == 0]
         if self.keeps_sums or not few:
             return [(self.head_slices(), self._blocks)]
@@ -163,7 +163,7 @@ class HankelPlan(TilePlan):
         return self._blocks
 
     def _most_heads(self, blocks: Sequence[Block]) -> int:
-        """For how many heads at once some blocks are computed."""
+        """The number of heads per chunk for some blocks."""
         most_keys = max((tile.count for block in blocks for tile in block.tiles), default=1)
         most_rows = max((block.count for block in blocks), default=1)
         return 1 if self.vectors or self.by_head else max(1, self.pairs // (most_keys * most_rows))
@@ -191,7 +191,7 @@ class HankelPlan(TilePlan):
                 )
 
     def _prefix_blocks(self) -> Iterator[Block]:
-        """The block of the prefix, where there is one."""
+        """The block of the prefix, if there is one."""
         if self.query.prefix and self.line_bias is not None:
             first = self.line_bias.lines.layout.tokens
             queries = torch.arange(self.query.prefix, device=self.device)
@@ -207,7 +207,7 @@ class HankelPlan(TilePlan):
                 yield start, min(start + self.block_rows, next_border)
 
     def _tiles(self, block: Block, head: int | None) -> Iterator[Tile]:
-        """The keys that some row may see in a head, or in any: whole rows of the grid, at most `tile_keys` at once."""
+        """The keys that some row may see in `head` (None: in any): whole grid rows, at most `tile_keys` at once."""
         mask, prefix, covered = self.mask, self.key.prefix, 0
         if head is not None and mask is not None and mask.blocks is not None:
             mask = replace(mask, blocks=replace(mask.blocks, layout=mask.blocks.layout[head : head + 1]))
@@ -227,7 +227,7 @@ class HankelPlan(TilePlan):
                 yield self._tile(mask, block, slice(first_key, prefix + tile_stop))
 
     def _tile(self, mask: Mask | None, block: Block, keys: slice) -> Tile:
-        """The tile of some keys, which may begin with all those of the prefix, and where its window lies."""
+        """The tile of some keys, which may begin with all prefix keys, and the place of its window."""
         prefix_keys = max(0, self.key.prefix - keys.start)
         keys, every = slice(keys.start + prefix_keys, keys.stop, keys.step), keys
         length, start = keys.stop - keys.start + (block.column_rows - 1) * block.skew, 0
@@ -274,8 +274,8 @@ class HankelPlan(TilePlan):
             self.vectors.add_keys(score[0], chunk, tile)
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
-        """What is added to the scores of the keys behind the prefix, or of only prefix keys; broadcastable to
-        `[g, n, m]`, for several columns `[g, columns, rows, m]`."""
+        """The bias of the keys after the prefix, or of a tile with only prefix keys. It is broadcastable to
+        `[g, n, m]`; for several columns, to `[g, columns, rows, m]`."""
         if self.reversed_values is None and not tile.is_masked_by_window:
             return None
         if tile.has_only_prefix_keys:
@@ -286,7 +286,7 @@ class HankelPlan(TilePlan):
         return window.as_strided(shape, strides, window.storage_offset())
 
     def _prefix_bias(self, block: Block, heads: slice) -> Float[Tensor, "g n 1"]:
-        """The same for prefix keys, which all read one entry in a row."""
+        """The same for prefix keys; those of a row all read one entry."""
         assert self.reversed_values is not None
         return self.reversed_values[heads].index_select(1, self._prefix_key_entries(block))[..., None]
 
@@ -336,7 +336,7 @@ class HankelPlan(TilePlan):
         (g, n, _), block = chunk.q.shape, chunk.block
         if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, tile.count)
-        first = self.joined_prefix - tile.prefix_keys  # the keys behind it stand in one place, with and without it
+        first = self.joined_prefix - tile.prefix_keys  # later keys have the same place with and without a prefix
         room, keys = self.joined_prefix + block.most_keys, slice(first, first + tile.count)
         return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, keys)
 
@@ -372,7 +372,7 @@ class HankelPlan(TilePlan):
             kept = d_prefix.clone()
             if tile.prefix_keys:
                 self._collect_prefix(d_values, block, kept)
-                d_prefix.zero_()  # in a skewed buffer they stand in columns of the window's entries
+                d_prefix.zero_()  # a skewed buffer has them in columns of the window's entries
             sums = whole(d, skew, block.column_count).sum(dim=2) if skew else d.sum(dim=1, keepdim=True)
             self._columns(block, tile).add(d_values, sums[..., tile.prefix_keys :])
             d_prefix.copy_(kept)

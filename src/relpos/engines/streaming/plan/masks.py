@@ -13,9 +13,9 @@ GAP = 32
 _FEWEST = 4
 """The fewest ranges at equal distances that are turned into slices with a step."""
 ALIGNED = 64
-"""The least mean number of rows in a block, if blocks end at the borders of a block layout or where intervals jump."""
+"""Minimum mean rows of a block, if blocks end at the borders of a block layout or where intervals jump."""
 _OFTEN = 16
-"""The least mean number of rows between changes from global to other rows, if blocks end at these."""
+"""Minimum mean rows between changes from global to other rows, if blocks end at these."""
 
 
 def spans(mask: Mask | None, rows: Int[Tensor, " n"], keys: int, *, strided: bool = False) -> list[slice]:
@@ -90,7 +90,7 @@ def _joined(runs: list[tuple[int, int]], strided: bool) -> list[slice]:
 
 
 def _equidistant(runs: list[tuple[int, int]], number: int) -> int:
-    """How many ranges, from this one on, have one length and one distance, at least twice the length."""
+    """How many ranges, from this one on, have equal length and equal distances of at least twice the length."""
     start, stop = runs[number]
     distance = runs[number + 1][0] - start if number + 1 < len(runs) else 0
     if 2 * (stop - start) > distance:

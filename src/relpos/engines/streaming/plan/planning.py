@@ -14,19 +14,19 @@ from relpos.engines.streaming.plan.hankel import HankelPlan
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 
 ROWS, WIDTH = 256, 8192
-"""The most rows and keys of a tile. For vectors, which come with many small products, and in the backward in float32,
-twice the rows where all keys but a prefix are at most half of these; but under a window more rows see more keys in
-vain."""
+"""Maximum rows and keys of a tile. If the keys after the prefix are at most half of these, the rows double: for
+vectors, which need many small products, and in the float32 backward, except under a window, where more rows compute
+more forbidden pairs."""
 _NATIVE_ROWS, _NATIVE_WIDTH = 512, 2048
-"""The same in bfloat16, whose products are so fast that the fixed cost of each needs more rows to pay off."""
+"""The same in bfloat16, whose products are so fast that their fixed cost needs more rows to pay off."""
 _BACKWARD_WIDTH = 2048
-"""The most keys in the backward in float32, which has no use for all keys in one tile: each thread has several buffers
+"""Maximum keys in the float32 backward. It gains nothing from all keys in one tile, and each thread has several buffers
 of a tile's size."""
 PAIRS = 2**18
-"""The most scores in a buffer, where it holds several heads."""
+"""Maximum scores in a buffer that holds several heads."""
 _PREFIX_PAIRS = 2**20
-"""The same where keys have a prefix: its queries are a block of their own, and under a mask its keys a tile of
-their own in each block, so small that they cost less for many heads."""
+"""The same if keys have a prefix. Prefix queries have a separate block and, under a mask, prefix keys a separate tile
+in each block; these are so small that many heads at once cost less."""
 
 
 def log_base(dtype: torch.dtype) -> float:
@@ -39,7 +39,7 @@ def log_base(dtype: torch.dtype) -> float:
 
 
 def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> TilePlan:
-    """The plan of a call, or of its backward; `natural` for scores in base e, as those of the flash kernel."""
+    """The plan of a call, or of its backward; `natural` for scores in base e, as in the flash kernel."""
     unit, bfloat16 = 1.0 if natural else log_base(call.q.dtype), matmul.native(call.q)
     if not HankelPlan.supports(call):
         return DensePlan(call, PAIRS, unit=unit, bfloat16=bfloat16)

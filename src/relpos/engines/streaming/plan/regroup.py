@@ -1,4 +1,4 @@
-"""Calls with scattered segments, as one smaller call for each group of equal segments.
+"""Splits calls with scattered segments into one smaller call for each group of equal segments.
 
 Tokens of different segments never attend to each other, so each segment (a window of a grid, every d-th token under a
 dilated window) can be computed alone. Segments with equal size and equal offsets become the batch of one call:
@@ -41,7 +41,7 @@ from relpos.core import (
 from relpos.engines.call import Call
 
 _LEAST = 16
-"""The least mean number of tokens in a group; with fewer, the fixed cost of calls exceeds what they save."""
+"""Minimum mean tokens of a group; with fewer, the fixed cost of calls exceeds what they save."""
 _SUPPORTED = (AxisVectors, LineBias, LineVectors, LowRank, Sinks, Softcap)
 
 
@@ -80,7 +80,7 @@ def _lines(call: Call) -> list[Lines]:
 
 
 def _offsets(line: Lines, tokens: Int[Tensor, "C n"]) -> Int[Tensor, "C F"]:
-    """The coordinates of each segment less its first: equal for two segments if these read the same entries."""
+    """The coordinates of each segment minus its first: equal for two segments that read the same entries."""
     query, key = (torch.atleast_2d(x)[:, tokens].transpose(0, 1) for x in (line.query, line.key))  # [C, B or 1, n]
     first = query[..., :1]
     batch = max(query.shape[1], key.shape[1])
@@ -139,7 +139,7 @@ class Group:
         return made
 
     def _shared(self, x: Tensor, entries: Int[Tensor, " l"] | None = None) -> Tensor:
-        """Some entries of `[H, L, ...]`, or all of a tensor, which several terms may share, with a link."""
+        """Some entries of `[H, L, ...]`, or a whole tensor that several terms may share, with a link."""
         if entries is not None:
             made = x.index_select(1, entries)
             self.links.append((x, made, lambda into, gradient: into.index_add_(1, entries, gradient.to(into.dtype))))
@@ -228,7 +228,7 @@ class Group:
 
 
 def _ramp(x: Int[Tensor, " n"]) -> list[tuple[int, int]] | None:
-    """Sizes and strides of x as nested arithmetic progressions, the last fastest; None if it is not of that form."""
+    """Sizes and strides of x as nested arithmetic progressions, the last fastest; None if x has no such form."""
     found: list[tuple[int, int]] = []
     count, rest = len(x), x - x[0]
     while len(rest) > 1:

@@ -28,7 +28,7 @@ class TilePlan(Protocol):
         renormalizes: whether the backward divides the weights of a block with one tile by their own sum.
         by_block: the order of chunks. True: block by block, so that the pairs that a mask forbids in a tile are
             computed once for all heads. False: head by head, so that a head's keys and values stay in the cache.
-        share_count: into how many shares the heads may be cut at most.
+        share_count: the maximum number of shares of the heads.
     """
 
     unit: float
@@ -38,16 +38,15 @@ class TilePlan(Protocol):
     share_count: int
 
     def shares(self, count: int) -> Sequence[TilePlan]:
-        """This plan for about equal shares of the heads, which threads compute side by side; in the backward after
-        `expect`."""
+        """This plan for about equal shares of the heads, for parallel threads. The backward calls `expect` first."""
 
     def head_slices(self) -> list[slice]:
         """The heads of each chunk among the B * H heads, in order."""
 
     def passes(self) -> Iterable[tuple[Iterable[slice], Iterable[Block]]]:
-        """Where `by_block` is off, heads and the blocks that each of them goes through, one pass after the other.
+        """If `by_block` is False: for each pass, heads and the blocks that each of them goes through.
 
-        A single pass where gradients are rounded when a head is done (see `KeyGradient`).
+        There is one pass if gradients are rounded as soon as a head is done (see `KeyGradient`).
         """
         return [(self.head_slices(), self.blocks())]
 
@@ -60,7 +59,7 @@ class TilePlan(Protocol):
     def start_scores(
         self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Float[Tensor, "g n 1"] | None
     ) -> Float[Tensor, "g n m"]:
-        """A buffer that holds the terms' scores less `shift`, to which the content scores are added."""
+        """A buffer with the terms' scores minus `shift`, to which the content scores are added."""
 
     def finish_scores(self, score: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the terms' scores that `start_scores` leaves out, if any."""
@@ -90,7 +89,10 @@ class TilePlan(Protocol):
     def collect(
         self, d: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile, d_q: Float[Tensor, "g n D"], d_k: KeyGradient | None
     ) -> None:
-        """Add to the gradients of the terms and, through vectors, of queries and keys; `d` is that of the scores."""
+        """Add to the gradients of the terms and, through vectors, of queries and keys.
+
+        `d` is the gradient of the scores.
+        """
 
     def finish(self, gradients: Gradients) -> None:
         """Add the gradients of the terms to those of the call, unless `collect` has done so."""

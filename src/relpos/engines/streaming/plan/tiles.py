@@ -78,7 +78,7 @@ class Block:
         first_coordinate: of `HankelPlan`: the line coordinate of the first row.
         coordinates: of `HankelPlan`: the line coordinate of each row.
         skew: of `HankelPlan`: how far the window moves from one row to the next; 0 in a prefix.
-        column_offsets: of `HankelPlan`: the line coordinate of each grid column's first row, less `first_coordinate`.
+        column_offsets: of `HankelPlan`: the line coordinate of each grid column's first row, minus `first_coordinate`.
         tiles: the keys that its rows may see.
         head: the only head that the tiles belong to, or None for all heads.
     """
@@ -99,7 +99,7 @@ class Block:
 
     @cached_property
     def most_keys(self) -> int:
-        """The keys of the widest tile that has a window, without those of a prefix."""
+        """The number of keys, without prefix keys, of the widest tile that has a window."""
         windows = (tile for tile in self.tiles if not tile.has_only_prefix_keys and tile.keys.step is None)
         return max((tile.count - tile.prefix_keys for tile in windows), default=0)
 

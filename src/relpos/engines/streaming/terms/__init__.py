@@ -1,1 +1,1 @@
-"""What vectors on lines do in a `HankelPlan`, whichever side they meet."""
+"""Vector terms on lines in a `HankelPlan`, on the query, key or value side."""

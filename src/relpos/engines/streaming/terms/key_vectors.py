@@ -11,9 +11,9 @@ their part of the window are a band, whose diagonals are the scores:
     entry 3    .   .  s12
 
 `KeyBands` multiplies each band. Where many offsets share a vector (DeBERTa's buckets), the products of all keys with
-all vectors are fewer than those of the bands: `KeyProducts` computes them once a head, and copies rows of a band from
-there. Its backward adds the scores' gradient up by vector, and multiplies once a head, too. So it wants heads that are
-computed one after another, and memory for R x M numbers, R being at most a constant.
+all vectors are fewer than those of the bands. `KeyProducts` computes them once per head, and copies the rows of a band
+from them. Its backward sums the scores' gradient by vector, and also multiplies once per head. It needs heads one after
+another, and memory for R x M numbers, where R is at most a constant.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class KeyVectors(VectorTerm, ABC):
         self.buffer = Buffer(self.vectors.dtype, self.vectors.device)
 
     def _bands(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice, bool]]:
-        """Rows and keys of a tile, the entries of the line that they read, and whether it is one for all of them.
+        """Rows and keys of a tile, the entries of the line that they read, and whether all read one entry.
 
-        Row r and key j read the entry r + j behind the start of the tile's window.
+        Row r and key j read entry r + j of the tile's window.
         """
         n, first, last = chunk.block.count, 0, tile.count
         for window, entries, one in self.parts(chunk, tile, slice(0, n)):
@@ -81,11 +81,11 @@ class KeyVectors(VectorTerm, ABC):
 
     @abstractmethod
     def _write(self, band: Float[Tensor, "w s"], entries: slice, keys: slice, chunk: Chunk) -> None:
-        """Write the products of some entries with some of all keys."""
+        """Write the products of some entries with some keys."""
 
     @abstractmethod
     def collect(self, d: Float[Tensor, "n m"], chunk: Chunk, tile: Tile, d_k: KeyGradient | None) -> None:
-        """The backward of `add_products`, for the gradient of the scores."""
+        """The backward of `add_products`; `d` is the gradient of the scores."""
 
 
 class KeyBands(KeyVectors):
@@ -118,10 +118,10 @@ class KeyBands(KeyVectors):
 
 
 class KeyProducts(KeyVectors):
-    """A term of few vectors, whose products with the keys of a head are computed once.
+    """A term of few vectors, whose products with the keys are computed once per head.
 
     Args:
-        last_tile: the tile after which a head is done.
+        last_tile: the last tile of each head.
     """
 
     by_entry = False
@@ -132,7 +132,7 @@ class KeyProducts(KeyVectors):
 
     def _make_buffers(self) -> None:
         super()._make_buffers()
-        self.head: int | None = None  # whose products these are
+        self.head: int | None = None  # the head of `products`
         self.products: Float[Tensor, "_ M"] | None = None
         self.d_products: Float[Tensor, "_ M"] | None = None
 
@@ -162,7 +162,7 @@ class KeyProducts(KeyVectors):
             self._finish_head(self.d_products, chunk, d_k)
 
     def _finish_head(self, d_products: Float[Tensor, "_ M"], chunk: Chunk, d_k: KeyGradient | None) -> None:
-        """Multiply what has been added up for a head."""
+        """Add a head's gradients of keys and vectors, from the summed gradient of its products."""
         k = self.with_bias(chunk.heads.plain_k[0], chunk)
         d_x = torch.mm(d_products.mT, self.of_head(self.vectors, chunk)).mul_(self.scale)
         self.d_of_head(chunk).addmm_(d_products, k, alpha=self.scale)

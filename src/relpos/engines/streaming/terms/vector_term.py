@@ -1,7 +1,7 @@
 """One term of vectors on a line: its vectors, their gradient, and which entries a tile reads.
 
-Far offsets often share one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a stretch of the window takes one
-product, with that row alone, and the sums of the stretch take its place in the gradient.
+Far offsets often share one row (Shaw's beyond 16, DeBERTa's beyond 512). Such a part of the window takes one product,
+with that row alone; the gradient uses the sums over the part.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from relpos.engines.streaming.plan.chunks import Chunk
 from relpos.engines.streaming.plan.tiles import Tile
 
 _ROWS_AT_ONCE = 256
-"""Rows of a product with queries, which read only their own part of the window."""
+"""Rows of a product with queries; they read only their own part of the window."""
 _LEAST_ALIKE = 64
-"""The fewest entries that read one row, at an end of a window, that are taken together."""
+"""Minimum entries at an end of a window that are merged because they read one row."""
 
 
 class VectorTerm:
@@ -33,7 +33,7 @@ class VectorTerm:
     Attributes:
         by_entry: whether `vectors` and their gradient have a row for each entry, `[1 or H, L, D]`, instead of the
             term's own rows and one of zeros, `[1 or H, R + 1, D]`.
-        index: the row of the term that each entry reads, or None for its own.
+        index: the row of the term that each entry reads; None if each entry has its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
     """
 
@@ -54,7 +54,7 @@ class VectorTerm:
         if term.index is None:
             self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
         else:
-            index = term.index.long()  # a narrow one may not hold the number of rows
+            index = term.index.long()  # a narrow dtype may not hold the number of rows
             self.index = torch.where((index >= 0) & (index < count), index, count).flip(0)
             self.vectors = F.pad(vectors, (0, 0, 0, 1))
             if self.by_entry:
@@ -71,7 +71,7 @@ class VectorTerm:
         self.d_vectors, self.d_bias = _Sums(self.vectors), None if self.bias is None else _Sums(self.bias)
 
     def share(self, heads: Sequence[int]) -> Self:
-        """This term for some heads, in a thread of its own."""
+        """This term for some heads, for another thread."""
         term = copy.copy(self)
         term.d_vectors, term.d_bias = (
             None if sums is None else sums.share({self._row(sums.whole, head) for head in heads})
@@ -94,21 +94,21 @@ class VectorTerm:
         return ordered_segment_sum(rows, index, count + 1)[:count].transpose(0, 1)
 
     def _row(self, x: Tensor, head: int) -> int:
-        """The place of one of the B * H heads in a tensor with all query heads, or with one for all of them."""
+        """The index of one of the B * H heads in a tensor `[1 or H, ...]`."""
         return head % self.heads if x.shape[0] > 1 else 0
 
     def of_head(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """The part of the chunk's only head in such a tensor."""
+        """The part of the chunk's only head in a tensor `[1 or H, ...]`."""
         return x[self._row(x, chunk.head_slice.start)]
 
     def d_of_head(self, chunk: Chunk) -> Float[Tensor, "_ D"]:
-        """What to add the gradient of the chunk's vectors to."""
+        """The sums of the gradient of the chunk's vectors."""
         assert self.d_vectors is not None
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
 
     def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice, bool]]:
-        """What some rows of a tile read of its window: parts of it, and for each as many entries of the line, or the
-        first of entries that all read one vector, and whether they do."""
+        """The parts of a tile's window that some rows read. With each come its entries of the line, or only the first
+        if all read one vector, and whether they do."""
         window = self.window_start(chunk, tile)
         start, stop = window + rows.start, window + rows.stop - 1 + tile.count
         for first, last, one in self.cut(start, stop, self.low, self.high):
@@ -120,8 +120,8 @@ class VectorTerm:
 
     @staticmethod
     def cut(start: int, stop: int, low: int, high: int) -> Iterator[tuple[int, int, bool]]:
-        """`start ... stop` cut at two borders, without empty parts, and whether a part lies outside of these; a few
-        that do are left to the others."""
+        """Nonempty parts of `start ... stop` cut at `low` and `high`, and whether a part lies outside of these. Short
+        outer parts join the middle."""
         low, high = (min(max(x, start), stop) for x in (low, max(low, high)))
         low, high = start if low - start < _LEAST_ALIKE else low, stop if stop - high < _LEAST_ALIKE else high
         for first, last, outside in ((start, low, True), (low, high, False), (high, stop, True)):
@@ -129,7 +129,7 @@ class VectorTerm:
                 yield first, last, outside
 
     def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
-        """A few rows at a time, their parts of the window, and the entries of these."""
+        """Some rows at a time, a part of their window, and its entries."""
         for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
             for window, entries, _ in self.parts(chunk, tile, rows):
@@ -140,15 +140,15 @@ class VectorTerm:
         return x if self.bias is None else x + self.of_head(self.bias, chunk)
 
     def add_d_bias(self, d_x: Float[Tensor, "n D"], chunk: Chunk) -> None:
-        """Add to the gradient of the bias; `d_x` is that of `with_bias`."""
+        """Add to the gradient of the bias; `d_x` is the gradient of `with_bias`."""
         if self.d_bias is not None:
             self.d_bias.at(self._row(self.d_bias.whole, chunk.head_slice.start)).add_(d_x.sum(dim=0))
 
 
 class _Sums:
-    """Sums for each head, or one for all heads, to which threads add side by side.
+    """Sums for each head, or one for all heads, to which threads add in parallel.
 
-    Where several threads add to one row, all but the first have sums of their own, which are added in the end.
+    If several threads add to one row, all but the first use separate sums, which are added at the end.
     """
 
     def __init__(self, like: Float[Tensor, "R ..."]) -> None:
@@ -166,7 +166,7 @@ class _Sums:
         return share
 
     def at(self, row: int) -> Tensor:
-        """What to add to."""
+        """The sums to add to."""
         return self.own[row] if row in self.own else self.whole[row]
 
     def total(self) -> Float[Tensor, "R ..."]:
@@ -179,13 +179,13 @@ class _Sums:
 
 
 def alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
-    """Up to which entry all read the row of the first, and from which on that of the last."""
+    """`(low, high)`: entries below `low` read the first entry's row, those from `high` on the last's."""
     first, last = (index != index[0]).nonzero()[:, 0], (index != index[-1]).nonzero()[:, 0]
     return (int(first[0]), int(last[-1]) + 1) if len(first) else (len(index), len(index))
 
 
 def add_sums(into: Float[Tensor, "w D"], sums: Float[Tensor, "n w"], x: Float[Tensor, "n D"], scale: float = 1) -> None:
-    """Add `sums.T @ x`. One row, to which far offsets add by the thousand, is summed in a tree, which rounds less."""
+    """Add `sums.T @ x`. A single row, to which thousands of far offsets add, uses a tree sum, which rounds less."""
     if sums.shape[1] == 1:
         into.add_((sums * x).sum(dim=0), alpha=scale)
     else:

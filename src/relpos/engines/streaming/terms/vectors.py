@@ -11,7 +11,7 @@ in it (see `workspace`), to which the content product is added in place:
     row 2    .   .  s20 s21 s22
 
 With zeros at the dots, the product of the whole buffer and `w` is the weighted sum of the vectors on the value side, or
-the gradient of the queries. For vectors that are multiplied with keys the roles change (`key_vectors`).
+the gradient of the queries. For vectors that are multiplied with keys, see `key_vectors`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from relpos.engines.streaming.terms.key_vectors import KeyBands, KeyProducts, Ke
 from relpos.engines.streaming.terms.vector_term import VectorTerm, add_sums
 
 _MOST_VECTORS = 1024
-"""The most vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""
+"""Maximum vectors whose products with all keys of a head are stored: 16 times the memory of keys 64 wide."""
 
 
 class Vectors:
     """All vector terms of a call on a sequence whose first query has the line coordinate `start`.
 
     Args:
-        tiles: of all blocks of a head, each with the number of its pairs; none where blocks come before heads.
+        tiles: the tiles of a head, each with its number of pairs; empty if the plan goes block by block.
     """
 
     def __init__(self, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> None:
@@ -51,7 +51,7 @@ class Vectors:
             vectors.expect()
 
     def share(self, heads: Sequence[int]) -> Vectors:
-        """The terms for some heads, in a thread of its own."""
+        """The terms for some heads, for another thread."""
         share = copy.copy(self)
         share.terms = [vectors.share(heads) for vectors in self.terms]
         return share
@@ -132,12 +132,12 @@ class Vectors:
 
 
 def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> VectorTerm:
-    """The term as its side is computed: on keys by the faster of two ways, if that takes memory of O(N)."""
+    """The implementation for the term's side; on keys, the faster of two in O(N) memory."""
     if term.side != "key":
         return VectorTerm(term, call, start, unit)
     count, pairs = term.vectors.shape[1], sum(pairs for _, pairs in tiles)
     few = term.index is not None and count <= _MOST_VECTORS and count * call.k.shape[2] < pairs
-    if few and call.q.device.type == "cpu":  # elsewhere sums by vector are in no fixed order
+    if few and call.q.device.type == "cpu":  # elsewhere sums by vector have no fixed order
         return KeyProducts(term, call, start, unit, last_tile=tiles[-1][0])
     return KeyBands(term, call, start, unit)
 
@@ -145,7 +145,7 @@ def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequenc
 def _add_product(
     into: Float[Tensor, "n w"], x: Float[Tensor, "n D"], rows: Float[Tensor, "_ D"], factor: float
 ) -> None:
-    """Add `x @ rows.T`; one row is the same for all columns."""
+    """Add `x @ rows.T`; one row is broadcast to all columns."""
     if rows.shape[0] == into.shape[1]:
         into.addmm_(x, rows.mT, alpha=factor)
     else:
