@@ -51,7 +51,7 @@ def attention(
     tensors = q, k, v, bias, allowed, sinks, value_vectors, kept
 
     def attended(b: slice, h: slice) -> tuple[Tensor, Tensor]:
-        own = (x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors)
+        own: list[Any] = [x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors]
         return _attended(*own, scale=scale, softcap=softcap, dropout=dropout)
 
     masks = (1, 1) if allowed is None else allowed.shape[:2]
