@@ -282,7 +282,7 @@ def test_operators_are_sound(small_tiles: None) -> None:
 @pytest.mark.slow
 def test_every_kernel_runs_in_the_smallest_calls(loaded: Loaded) -> None:
     """What a tool that watches memory is given on a GPU."""
-    done = loaded.run(Path(__file__).with_name("smallest_kernels.py"), needs=["kernels"])
+    done = loaded.run(Path(__file__).with_name("smallest_kernels.py"), "--half", needs=["kernels"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every kernel has run" in done.stdout
 

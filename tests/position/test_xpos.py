@@ -29,17 +29,15 @@ def scores(q: Tensor, k: Tensor, queries: list[Any], keys: list[Any], layout: st
     at = [[0 if place is None else place[0] for place in side] for side in (queries, keys)]
     rows = []
     for i, place in enumerate(at[0]):
-        row = []
-        for j, other in enumerate(at[1]):
-            total = q.new_zeros(q.shape[:2])
-            for p in range(width // 2):
-                first, second = (p, p + width // 2) if layout == "half" else (2 * p, 2 * p + 1)
-                turn = torch.tensor((place - other) / 100.0 ** (2 * p / width), dtype=torch.float64)
-                a, b, c, d = q[:, :, i, first], q[:, :, i, second], k[:, :, j, first], k[:, :, j, second]
-                product = (a * c + b * d) * turn.cos() + (a * d - b * c) * turn.sin()
-                total = total + product * factor(p, width, (place - other) / SCALE_BASE)
-            row.append(total)
-        rows.append(torch.stack(row, dim=-1))
+        row = q.new_zeros(*q.shape[:2], len(keys))
+        for p in range(width // 2):
+            first, second = (p, p + width // 2) if layout == "half" else (2 * p, 2 * p + 1)
+            turn = torch.tensor([(place - other) / 100.0 ** (2 * p / width) for other in at[1]], dtype=torch.float64)
+            decay = q.new_tensor([factor(p, width, (place - other) / SCALE_BASE) for other in at[1]])
+            a, b, c, d = q[:, :, i, None, first], q[:, :, i, None, second], k[..., first], k[..., second]
+            cos, sin = turn.cos().to(q.dtype), turn.sin().to(q.dtype)
+            row = row + ((a * c + b * d) * cos + (a * d - b * c) * sin) * decay
+        rows.append(row)
     return torch.stack(rows, dim=-2)
 
 

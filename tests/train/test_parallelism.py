@@ -39,9 +39,17 @@ Run = Callable[..., str]
 pytestmark = pytest.mark.slow
 
 
+UNSEEN = """
+import sys
+from relpos.cli import main, train_card
+train_card._picture = lambda *given: None
+main(sys.argv[1:])
+"""
+
+
 def _train(*given: Any) -> tuple[Any, ...]:
-    """`relpos train`, as after `python`."""
-    return "-m", "relpos", *TRAIN, *given
+    """`relpos train`, as after `python`, without the picture on its card, which takes longer than the training."""
+    return "-c", UNSEEN, *TRAIN, *given
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +80,8 @@ def _lives(process: int) -> bool:
         return False
 
 
-def _marked(mark: str) -> list[int]:
-    """The processes with a mark in their environment that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if _lives(int(path.name)) and f"RELPOS_TEST={mark}".encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
-    return found
-
-
-@pytest.fixture
-def mark(loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `_marked` finds the processes of this test by; not the one that forks them, which is there before."""
-    loaded.run("-c", "")
-    monkeypatch.setenv("RELPOS_TEST", tmp_path.name)
-    return tmp_path.name
+def _children(process: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 # What they train
@@ -121,18 +115,18 @@ def _apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return sum(float((x - other[name]).square().sum()) for name, x in one.items()) ** 0.5
 
 
-GIVEN = ("--position", "relative_2d", "--steps", 6)
+GIVEN = ("--position", "relative_2d", "--steps", 4)
 Trained = Callable[[int, str], Path]
 
 
 @pytest.fixture(scope="module")
 def trained(run_processes: Run, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The folder of a run by so many processes, with its checkpoint of step 3. The main process alone speaks."""
+    """The folder of a run by so many processes, with its checkpoint of step 2. The main process alone speaks."""
 
     @cache
     def run(processes: int, strategy: str) -> Path:
         out = tmp_path_factory.mktemp("trained") / "run"
-        given = _train(*GIVEN, "--strategy", strategy, "--checkpoint-every", 3, "--out", out)
+        given = _train(*GIVEN, "--strategy", strategy, "--checkpoint-every", 2, "--out", out)
         assert run_processes(*given, processes=processes).count("Saved in") == 1
         assert json.loads((out / "config.json").read_text())["processes"] == processes
         return out
@@ -155,12 +149,12 @@ def test_a_run_goes_on_in_other_processes(
 ) -> None:
     """Under fsdp each process writes its own parts; whoever goes on reads whole tensors, and cuts them anew."""
     run, alone = trained(before, strategy), load_file(trained(1, "ddp") / "model.safetensors")
-    written = {path.name.partition("-")[0] for path in run.glob("checkpoints/step-00000003/*.safetensors")}
+    written = {path.name.partition("-")[0] for path in run.glob("checkpoints/step-00000002/*.safetensors")}
     whole_ones = {"model.safetensors", "optimizer.safetensors", "random.safetensors"}
     assert written == ({"shard", "random.safetensors"} if strategy == "fsdp" else whole_ones)
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
     given = _train(*GIVEN, "--strategy", then, "--resume", "auto", "--out", tmp_path)
-    assert "resumed from step-00000003" in run_processes(*given, processes=after)
+    assert "resumed from step-00000002" in run_processes(*given, processes=after)
     whole, own = (load_file(folder / "model.safetensors") for folder in (run, tmp_path))
     torch.manual_seed(0)
     task = find_task("digits")
@@ -171,10 +165,20 @@ def test_a_run_goes_on_in_other_processes(
         assert all(torch.equal(x, whole[name]) for name, x in own.items())
 
 
-def test_accelerate_launch(run_processes: Run, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_accelerate_launch(run_processes: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it tells its processes, a run over several takes."""
+    script, out = tmp_path / "tell.py", tmp_path / "out"
+    script.write_text("import json, os\nprint('told', json.dumps(dict(os.environ)), flush=True)")
     launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--main_process_port", 0)
-    run_processes(*launch, *_train("--position", "none", "--steps", 2, "--out", out))
+    lines = run_processes(*launch, script).splitlines()
+    told = [json.loads(line.removeprefix("told ")) for line in lines if line.startswith("told ")]
+    assert sorted((one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for one in told) == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    for name in told[0].keys() - os.environ.keys():
+        monkeypatch.setenv(name, told[0][name])
+    run_processes(*_train("--position", "none", "--steps", 2, "--out", out), processes=2)
     assert json.loads((out / "config.json").read_text())["processes"] == 2
 
 
@@ -256,7 +260,7 @@ main(sys.argv[1:])
 def test_a_disk_that_is_full_for_one_process(run_processes: Run, tmp_path: Path) -> None:
     """The run goes on without a checkpoint; one that another process writes a part of is not half there."""
     out = tmp_path / "out"
-    given = (*TRAIN, "--position", "fire", "--steps", 4, "--strategy", "fsdp", "--checkpoint-every", 2, "--out", out)
+    given = (*TRAIN, "--position", "fire", "--steps", 3, "--strategy", "fsdp", "--checkpoint-every", 2, "--out", out)
     said = run_processes("-c", FULL, *given, processes=2)
     why = f"expected process 1 to write into {out}/checkpoints/step-00000002.tmp; got No space left on device."
     assert said.count("no checkpoint of step") == 1
@@ -274,7 +278,7 @@ def test_a_process_that_is_gone(tmp_path: Path, loaded: Loaded) -> None:
     run = loaded.begin(given, log, 2, needs=["train"])
     store = SnapshotStore(folder / "checkpoints")
     _wait_for(lambda: bool(store.steps()), run, log)
-    os.kill(max(map(int, Path(f"/proc/{run}/task/{run}/children").read_text().split())), signal.SIGKILL)
+    os.kill(max(_children(run)), signal.SIGKILL)
     assert loaded.end() != 0
     errors = _errors(log.read_text())
     assert len(errors) <= 1  # the other may be ended before it has noticed
@@ -282,24 +286,42 @@ def test_a_process_that_is_gone(tmp_path: Path, loaded: Loaded) -> None:
         assert "another process has ended, or does not answer; what checkpoints hold is kept" in line
 
 
+BEREAVED = """
+import ctypes, os, sys, time
+from pathlib import Path
+from relpos.cli import main
+die_with_parent, launcher = 1, os.getppid()
+ctypes.CDLL(None).prctl(die_with_parent, 0)  # as one that has not asked for it yet
+Path(sys.argv[1], "waits-" + os.environ["RANK"]).touch()
+while os.getppid() == launcher:
+    time.sleep(0.01)
+try:
+    main(sys.argv[2:])
+except SystemExit as ended:
+    print("ended with", ended.code, flush=True)
+"""
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere workers find it out later")
-def test_workers_whose_launcher_died_before_they_knew_it(mark: str, tmp_path: Path, loaded: Loaded) -> None:
+def test_workers_whose_launcher_died_before_they_knew_it(tmp_path: Path, loaded: Loaded) -> None:
     """They are killed by no signal then, and their new parent, here this process, need not be process 1."""
+    loaded.run("-c", "")  # what starts them is a child of this process, and adopts nobody
     adopt_orphans, log = 36, tmp_path / "log"
     ctypes.CDLL(None).prctl(adopt_orphans, 1)
     try:
-        given = _train("--position", "none", "--steps", 100_000, "--out", tmp_path / "run")
-        run = loaded.begin([*TORCHRUN, *given], log, needs=["train"])
-        _wait_for(lambda: len(_marked(mark)) == 2, run, log)
-        family = _marked(mark)
+        given = (*TRAIN, "--position", "none", "--steps", 100_000, "--out", tmp_path / "run")
+        run = loaded.begin(["-c", BEREAVED, tmp_path, *given], log, 2, needs=["train"])
+        _wait_for(lambda: len(list(tmp_path.glob("waits-*"))) == 2, run, log)
+        workers = _children(run)
         os.kill(run, signal.SIGKILL)
         assert loaded.end() == -signal.SIGKILL
-        _wait_for(lambda: not _marked(mark), os.getpid(), log)
+        _wait_for(lambda: not any(map(_lives, workers)), os.getpid(), log)
     finally:
         ctypes.CDLL(None).prctl(adopt_orphans, 0)
-    for one in family:
+    for one in workers:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(one, os.WNOHANG)
+    assert log.read_text().count("ended with 143") == 2
     assert not (tmp_path / "run").exists()
 
 
@@ -307,6 +329,7 @@ STUCK = """
 import os, sys, time
 from pathlib import Path
 from relpos.train.checkpointing import Checkpointing
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # by which relpos knows who serves the store
 with Checkpointing(Path(sys.argv[1])).listening():
     Path(sys.argv[1], "waits-" + os.environ["RANK"]).touch()
     while True:

@@ -9,9 +9,11 @@ import torch
 
 import relpos
 from relpos.position import Mechanism, Site, presets
-from relpos.viz.notebook import mechanism_html
+from relpos.viz import notebook
 
 FAST_CASES = 3  # of each of its tests, in the fast part
+WRITTEN = {preset.family: name for name, preset in presets().items()}.values()
+"""One of each family."""
 
 
 def drawn(mechanism: Mechanism) -> str:
@@ -22,12 +24,15 @@ def drawn(mechanism: Mechanism) -> str:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_mechanism_shows_itself(name: str) -> None:
+def test_every_mechanism_shows_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the picture, which is most of the time, is matplotlib's."""
+    if name not in WRITTEN:
+        monkeypatch.setattr(notebook, "to_svg", lambda figure, **_: f"<svg {len(figure.axes)}")
     preset = presets()[name]
     tokens = relpos.Sequence(8) if 1 in preset.token_axes else relpos.Grid(4, 4)
     mechanism = preset.make(Site(2, 8, 16, tokens))
     before = torch.get_rng_state()
-    shown = mechanism_html(mechanism)
+    shown = notebook.mechanism_html(mechanism)
     assert torch.equal(torch.get_rng_state(), before)
     assert shown.startswith("<div><svg")
 

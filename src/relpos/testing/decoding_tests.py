@@ -32,7 +32,7 @@ class DecodingTests(SuiteBase):
 
     def test_decoding_is_the_full_pass(self, engine: str) -> None:
         """One query at a time, `Sequence(1, start=t)` against a cache of t + 1 keys, as the causal whole."""
-        n = 5
+        n = 4
         dtype = FINEST
         mechanism = self.at(Sequence(n), None).to(dtype)
         q, k, v = (torch.randn(2, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -55,9 +55,9 @@ class DecodingTests(SuiteBase):
         require_same_gradients(whole, torch.cat(steps, dim=2), leaves, "the causal whole and decoding")
 
     def test_decoding_beyond_what_was_built(self, engine: str) -> None:
-        """Built for 3 tokens and grown to 6 by each of its rules for sequences, every step is the last row of the pass
+        """Built for 3 tokens and grown to 5 by each of its rules for sequences, every step is the last row of the pass
         over the tokens so far. The same holds for vectors added to tokens."""
-        n, far = 3, 6
+        n, far = 3, 5
         built = self.at(Sequence(n), None).to(FINEST)
         grown = {}
         for rule in built.growth:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,17 +21,6 @@ Place = tuple[int, ...] | None
 def at(x: Tensor, *index: int) -> Tensor:
     """`x[index]` where an axis of size 1 stands for every index."""
     return x[tuple(0 if size == 1 else i for size, i in zip(x.shape, index, strict=False))]
-
-
-def by_row(x: Tensor) -> Callable[[int, int, int], Tensor]:
-    """`at(x, b, h, i)` of `x[1 or B, 1 or H, 1 or N, ...]`, whose backward writes a row and not all of `x`."""
-    rows, (batch, heads, queries) = x.flatten(0, 2).unbind(), x.shape[:3]
-
-    def row(b: int, h: int, i: int) -> Tensor:
-        b, h, i = (0 if size == 1 else index for size, index in ((batch, b), (heads, h), (queries, i)))
-        return rows[(b * heads + h) * queries + i]
-
-    return row
 
 
 def attention(
@@ -48,45 +37,78 @@ def attention(
     kept: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention one row at a time: output `[B, H, N, V]` and log-sum-exp `[B, H, N]`.
+    """Attention one query at a time: output `[B, H, N, V]` and log-sum-exp `[B, H, N]`.
 
     q `[B, H, N, D]`, k `[B, G, M, D]`, v `[B, G, M, V]`; bias and allowed `[1 or B, 1 or H, N, M]`; value_vectors
-    `[1 or H, N, M, V]`; kept `[B, H, N, M]`, the pairs that dropout leaves.
+    `[1 or H, N, M, V]`; kept `[B, H, N, M]`, the pairs that dropout leaves. Batches and heads that see the same keys
+    are taken at once.
     """
-    batch, heads, queries, width = q.shape
-    group = heads // k.shape[1]
+    batch, heads, _, width = q.shape
     scale = width**-0.5 if scale is None else scale
-    groups, outputs, scores = k.shape[1], [], []
-    row_of_q, row_of_bias = by_row(q), None if bias is None else by_row(bias)
-    k_heads, v_heads = k.flatten(0, 1).unbind(), v.flatten(0, 1).unbind()
-    for b, h, i in itertools.product(range(batch), range(heads), range(queries)):
-        g = b * groups + h // group
-        seen = slice(None) if allowed is None else at(allowed, b, h, i).expand(k.shape[2]).nonzero()[:, 0].tolist()
-        row = scale * (row_of_q(b, h, i) * k_heads[g][seen]).sum(dim=-1)
-        scored = len(row)
+    k, v = heads_of(k, heads), heads_of(v, heads)
+    sinks = None if sinks is None else sinks[None, :, None]
+    value_vectors = None if value_vectors is None else value_vectors[None]
+    tensors = q, k, v, bias, allowed, sinks, value_vectors, kept
+
+    def attended(b: slice, h: slice) -> tuple[Tensor, Tensor]:
+        own: list[Any] = [x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors]
+        return _attended(*own, scale=scale, softcap=softcap, dropout=dropout)
+
+    masks = (1, 1) if allowed is None else allowed.shape[:2]
+    blocks = [[attended(b, h) for h in _blocks(heads, masks[1])] for b in _blocks(batch, masks[0])]
+    output, sums = (torch.cat([torch.cat([pair[n] for pair in row], dim=1) for row in blocks]) for n in range(2))
+    return output, sums
+
+
+def _blocks(count: int, masks: int) -> list[slice]:
+    """Of a batch or of heads, those that have a mask in common."""
+    return [slice(None)] if masks == 1 else [slice(n, n + 1) for n in range(count)]
+
+
+def _within(x: Tensor, axis: int, block: slice) -> slice:
+    """A block of an axis, of which one stands for all where it is of size 1."""
+    return slice(None) if x.shape[axis] == 1 else block
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    allowed: Tensor | None,
+    sinks: Tensor | None,
+    value_vectors: Tensor | None,
+    kept: Tensor | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """`attention` where all batches and heads have one mask: `allowed[1, 1, N, M]`, k and v of the query heads."""
+    outputs, sums = [], []
+    biases = None if bias is None else bias.expand(-1, -1, q.shape[2], -1).unbind(2)
+    for i, query in enumerate(q.unbind(2)):  # not q[:, :, i], whose backward writes all of q
+        seen = slice(None) if allowed is None else at(allowed, 0, 0, i).expand(k.shape[2]).nonzero()[:, 0].tolist()
+        row = scale * (query[:, :, None] * k[:, :, seen]).sum(dim=-1)
+        scored = row.shape[-1]
         if softcap is not None:
             row = softcap * torch.tanh(row / softcap)
-        if row_of_bias is not None:
-            row = row + row_of_bias(b, h, i)[seen]
+        if biases is not None:
+            row = row + biases[i][..., seen]
         if sinks is not None:
-            row = torch.cat([row, sinks[h : h + 1].to(row.dtype)])
-        scores.append(row)
-        if not len(row):
-            outputs.append(q.new_zeros(v.shape[3]))
+            row = torch.cat([row, sinks.to(row.dtype).expand(*row.shape[:2], 1)], dim=-1)
+        sums.append(row.logsumexp(dim=-1))
+        if not row.shape[-1]:
+            outputs.append(v.new_zeros(*row.shape[:2], v.shape[3]))
             continue
-        weights = torch.softmax(row, dim=0)[:scored]
+        weights = torch.softmax(row, dim=-1)[..., :scored]
         if kept is not None:
-            weights = weights * kept[b, h, i, seen] / (1 - dropout)
-        carried = v_heads[g][seen]
+            weights = weights * kept[:, :, i, seen] / (1 - dropout)
+        carried = v[:, :, seen]
         if value_vectors is not None:
-            carried = carried + at(value_vectors, h, i)[seen]
-        outputs.append((weights[:, None] * carried).sum(dim=0))
-    alike = len({len(row) for row in scores}) == 1
-    sums = [torch.stack(scores).logsumexp(dim=1)] if alike else [row.logsumexp(dim=0)[None] for row in scores]
-    return (
-        torch.stack(outputs).unflatten(0, (batch, heads, queries)),
-        torch.cat(sums).unflatten(0, (batch, heads, queries)),
-    )
+            carried = carried + value_vectors[:, :, i, seen]
+        outputs.append((weights[..., None] * carried).sum(dim=-2))
+    return torch.stack(outputs, dim=2), torch.stack(sums, dim=2)
 
 
 def rotate(x: Tensor, angles: Tensor, layout: str, magnitude: Tensor | float = 1.0) -> Tensor:
@@ -237,9 +259,9 @@ def alibi(heads: int, queries: Sequence[Place], keys: Sequence[Place], distance:
 
 
 def meet(x: Tensor, vectors: Sequence[Sequence[Tensor]]) -> Tensor:
-    """`out[b, h, i, j] = <x[b, h, i], vectors[i][j][h]>` a pair at a time; vectors `[1 or H, D]`."""
-    rows = [torch.stack([(x[:, :, i] * vector).sum(dim=-1) for vector in row], dim=-1) for i, row in enumerate(vectors)]
-    return torch.stack(rows, dim=-2)
+    """`out[b, h, i, j] = <x[b, h, i], vectors[i][j][h]>` a query at a time; vectors `[1 or H, D]`."""
+    rows = zip(x.unbind(2), vectors, strict=True)
+    return torch.stack([(query[:, :, None] * torch.stack(list(row), dim=-2)).sum(dim=-1) for query, row in rows], dim=2)
 
 
 def heads_of(k: Tensor, heads: int) -> Tensor:
