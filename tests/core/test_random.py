@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from relpos.core.random import keep, mix_
+from relpos.core.random import kept_pairs, mix_
 
 WORD = 0xFFFFFFFF
 
@@ -22,7 +22,7 @@ def lowbias32(x: int) -> int:
 
 
 def draw(seed: int, batch: int, heads: int, rows: range, columns: range, dropout: float) -> torch.Tensor:
-    return keep(torch.tensor(seed), batch, heads, torch.tensor([*rows]), torch.tensor([*columns]), dropout)
+    return kept_pairs(torch.tensor(seed), batch, heads, torch.tensor([*rows]), torch.tensor([*columns]), dropout)
 
 
 def test_mix_is_the_published_function() -> None:
@@ -54,7 +54,7 @@ def test_a_block_alone_is_the_block_of_the_whole() -> None:
     block = draw(7, 2, 3, range(11, 17), range(30, 50), 0.2)
     assert torch.equal(whole[:, :, 11:17, 30:50], block)
     shuffled = torch.randperm(40)
-    other = keep(torch.tensor(7), 2, 3, shuffled, torch.arange(50), 0.2)
+    other = kept_pairs(torch.tensor(7), 2, 3, shuffled, torch.arange(50), 0.2)
     assert torch.equal(whole[:, :, shuffled], other)
 
 

@@ -26,7 +26,7 @@ from relpos import (
     explain,
     lines,
 )
-from relpos.core.random import keep
+from relpos.core.random import kept_pairs
 from relpos.testing import oracle
 from relpos.testing.devices import ON_GPU
 from relpos.testing.engines import INTERPRETED, engines
@@ -131,7 +131,7 @@ def test_scale(backend: str) -> None:
 def test_dropout_by_loops() -> None:
     q, k, v = qkv()
     torch.manual_seed(5)
-    kept = keep(torch.randint(2**32, ()), 2, 4, torch.arange(5), torch.arange(7), 0.4)
+    kept = kept_pairs(torch.randint(2**32, ()), 2, 4, torch.arange(5), torch.arange(7), 0.4)
     exact, _ = oracle.attention(q, k, v, kept=kept, dropout=0.4)
     torch.manual_seed(5)
     ours = attention(q, k, v, dropout=0.4, backend="reference")

@@ -253,11 +253,11 @@ def _line(call: Described, queries: list[oracle.Place], keys: list[oracle.Place]
 
 
 def test_the_oracle_finds_the_dropped_pairs_that_relpos_drops() -> None:
-    from relpos.core.random import keep
+    from relpos.core.random import kept_pairs as drawn_pairs
 
     rows, columns = torch.arange(5), torch.arange(7)
     for seed in (0, 7, 2**31 + 12345, 2**32 - 1):
-        kept = keep(torch.tensor(seed), 2, 3, rows, columns, 0.3)
+        kept = drawn_pairs(torch.tensor(seed), 2, 3, rows, columns, 0.3)
         assert torch.equal(kept_pairs(seed, (2, 3, 5, 7), 0.3) > 0, kept)
 
 

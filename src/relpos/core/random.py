@@ -43,7 +43,7 @@ def is_kept(word: Int32[Tensor, "*S"], dropout: float, out: Tensor | None = None
     return torch.ge(word.bitwise_xor_(_SIGN), int(dropout * 2**32) + _SIGN, out=out)
 
 
-def keep(
+def kept_pairs(
     seed: Integer[Tensor, ""],
     batch: int,
     heads: int,

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineVectors, Sinks, Softcap, at_least_float32, content
-from relpos.core.random import keep
+from relpos.core.random import kept_pairs
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
@@ -34,7 +34,7 @@ class Reference(Engine):
         if call.seed is not None:
             batch, heads, n, m = probabilities.shape
             rows, columns = torch.arange(n, device=lse.device), torch.arange(m, device=lse.device)
-            kept = keep(call.seed, batch, heads, rows, columns, call.dropout)
+            kept = kept_pairs(call.seed, batch, heads, rows, columns, call.dropout)
             probabilities = probabilities * kept / (1 - call.dropout)
         v = at_least_float32(call.v).repeat_interleave(call.groups, dim=1)
         output = probabilities @ v

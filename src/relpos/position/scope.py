@@ -53,8 +53,8 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
     `torch.utils.checkpoint`, which is to make all again; in compiled code; and where weights, settings or coordinates
     differ. Nobody sees a weight that is changed through `.data`, or a tensor that is no parameter or buffer.
 
-    A forward that takes gradients of its own layers, twice, needs their graph twice: leave the scope out there. After a
-    forward that Ctrl-C ended, call the model again before its layers.
+    A forward that takes gradients of its own layers twice needs their graph twice: leave the scope out there. After
+    Ctrl-C in a forward, call the model again before its layers. A copy made inside keeps two hooks that do nothing.
 
     Args:
         models: whose forwards count: the module that is called, not one inside.

@@ -28,7 +28,7 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
 from relpos.engines.operators import FORWARD_MODE, lacks_transform
 from relpos.engines.sdpa import learned_bias, strided_bias, vectors
-from relpos.engines.sdpa.once import once
+from relpos.engines.sdpa.first_derivative import first_derivative_only
 
 _UNDER_A_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -78,7 +78,7 @@ def _under_constant(call: Call) -> tuple[Tensor, None]:
     output = F.scaled_dot_product_attention(
         call.q, call.k, call.v, attn_mask=bias, scale=call.scale, enable_gqa=call.is_grouped
     )
-    return once(output), None
+    return first_derivative_only(output), None
 
 
 def _learned(call: Call) -> bool:
@@ -133,7 +133,7 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
             scale=call.scale,
             enable_gqa=call.is_grouped,
         )
-    output = once(output)
+    output = first_derivative_only(output)
     return (output if blank is None else output.masked_fill(blank, 0)), None
 
 

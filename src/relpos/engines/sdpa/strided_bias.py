@@ -22,7 +22,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Mask, QueryBias, Rotation, may_keep
 from relpos.engines.call import Call
-from relpos.engines.sdpa.once import once
+from relpos.engines.sdpa.first_derivative import first_derivative_only
 
 _AT_ONCE = 2**17
 """Numbers of q that are flipped at once if no gradient is wanted: memory for more comes fresh from the system."""
@@ -138,4 +138,4 @@ def _turned(q: Tensor, k: Tensor, v: Tensor, view: Tensor, call: Call) -> Tensor
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, call: Call) -> Tensor:
     output = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=call.scale, enable_gqa=call.is_grouped)
-    return once(output)
+    return first_derivative_only(output)

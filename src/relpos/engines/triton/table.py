@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Lines, keep
 from relpos.core.line import Ramp
-from relpos.core.random import keep as kept_pairs
+from relpos.core.random import kept_pairs
 from relpos.engines.call import Call
 from relpos.engines.triton import kernels, tiles
 from relpos.engines.triton.handles import Kernel

@@ -14,7 +14,7 @@ from torch import Tensor
 from relpos.core.private import inside_transform, is_batched
 
 
-def once(output: Tensor) -> Tensor:
+def first_derivative_only(output: Tensor) -> Tensor:
     """The output of `scaled_dot_product_attention`; a second derivative through a fused kernel raises."""
     if not output.requires_grad or torch.compiler.is_compiling() or inside_transform():
         return output
