@@ -126,3 +126,34 @@ def test_arguments_are_handed_on_by_name() -> None:
                 by_self = node.func.id == "vars" and any(isinstance(x, ast.Name) and x.id == "self" for x in node.args)
                 assert node.func.id != "locals", f"locals() in {module}, line {node.lineno}"
                 assert not by_self, f"vars(self) in {module}, line {node.lineno}"
+
+
+MOST_PARAMETERS = 8
+OF_OTHERS = {"relpos.adapters.interface": "_attention", "relpos.position.fire": "_rule"}
+"""Transformers' signature, and that of a row rule, whose tensors are its parameters."""
+TO_BE_CUT = {
+    "relpos.comparison.settings": "make",
+    "relpos.core.densify": "_gradient",
+    "relpos.engines.arguments": "resolve, prepare",
+    "relpos.testing.oracle": "_attended",
+    "relpos.train.loop": "fit, train",
+}
+"""Functions that still have more. None joins them."""
+
+
+def test_no_function_has_many_parameters() -> None:
+    """But for public ones and constructors, which name each thing a user may say, kernels, and nodes of autograd."""
+    found = set()
+    for module in modules():
+        if module.startswith("relpos.engines.triton"):
+            continue
+        for node in ast.walk(tree(module)):
+            if not isinstance(node, ast.FunctionDef) or node.name == "__init__" or node.name in relpos.__all__:
+                continue
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            if given[:1] == ["ctx"] or node.name in ("forward", "linear_attention"):
+                continue
+            if len([name for name in given if name not in ("self", "cls")]) > MOST_PARAMETERS:
+                found.add((module, node.name))
+    known = {**OF_OTHERS, **TO_BE_CUT}
+    assert found == {(module, name) for module, names in known.items() for name in names.split(", ")}
