@@ -11,7 +11,7 @@ import torch
 import relpos
 from relpos.bench import engines
 from relpos.cli import main
-from relpos.core import Softcap, Term
+from relpos.core import Scale, Softcap, Term
 from relpos.engines.sdpa.engine import SDPA as sdpa
 from relpos.engines.streaming import STREAMING as streaming
 
@@ -98,7 +98,9 @@ def test_the_kinds_of_calls_hold_every_term_and_every_engine_is_right_in_them() 
         assert ran
     assert torch.equal(torch.get_rng_state(), before)
     public = (getattr(relpos, name) for name in relpos.__all__)
-    assert found == {x for x in public if isinstance(x, type) and issubclass(x, Term)}
+    assert found | {Scale} == {x for x in public if isinstance(x, type) and issubclass(x, Term)}, (
+        "a scale is the call's"
+    )
 
 
 def test_rows_are_counted_before() -> None:

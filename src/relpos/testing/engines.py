@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from relpos.core import LineBias, Mask, Terms
+from relpos.core import LineBias, Mask, Scale, Terms
 from relpos.engines import backends
 from relpos.engines.selection import ENGINES
 from relpos.position import Mechanism
@@ -48,7 +48,7 @@ def lacking(engine: str, position: Terms | Mechanism, *sides: Any, mask: Mask | 
     terms = position if isinstance(position, Terms) else position.terms(*sides)
     served = next(one.served for one in ENGINES if one.name == engine) or ()
     for term in terms:
-        if not isinstance(term, served):
+        if not isinstance(term, (*served, Scale)):  # a scale is the call's
             return type(term).__name__
     biases = terms.of(LineBias)
     if len(biases) > 1:
