@@ -23,7 +23,7 @@ from relpos.core.checks import (
     under_autocast,
 )
 from relpos.core.terms.fitting import check_device, check_heads
-from relpos.core.tree import fields_of
+from relpos.core.tree import fields_of, unchecked
 from relpos.engines.call import Call
 
 
@@ -74,8 +74,10 @@ class Resolved:
     def unchecked_call(self, scale: float) -> Call:
         """The same where it is known that they fit, and by which factor the content product is scaled."""
         q, k, v, terms = self.q, self.k, self.v, self.terms
-        if terms.one(Scale) is not None:
-            terms = terms.without(Scale)
+        for place, term in enumerate(terms.items):
+            if isinstance(term, Scale):  # it is the call's
+                terms = unchecked(Terms, items=terms.items[:place] + terms.items[place + 1 :])
+                break
         if not q.dtype == k.dtype == v.dtype == self.dtype:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
         return Call(q, k, v, terms, self.mask, scale, self.dropout, None, self.return_lse)

@@ -97,7 +97,10 @@ class Call:
         Args:
             rotate: what applies the rotation, for an engine that has its own.
         """
-        if not any(isinstance(term, APPLIED) for term in self.terms.items):
+        for term in self.terms.items:
+            if isinstance(term, APPLIED):
+                break
+        else:
             return self
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
