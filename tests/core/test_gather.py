@@ -7,6 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from relpos.core import Rows, at_least_float32, gather, lookup, read, segment_sum
+from relpos.core.terms import vectors
 
 SHAPES = [((5, 3), (7,)), ((5,), (4, 6)), ((4, 2, 3), (2, 3, 4)), ((1, 2), (9,)), ((6, 2), (0,))]
 
@@ -141,3 +142,17 @@ def test_a_sum_by_an_index_of_any_integers(dtype: torch.dtype) -> None:
     index = torch.tensor([[2, 0, 2], [1, 2, 0]]).T  # not contiguous
     values = torch.randn(2, 3, 2).transpose(0, 1)
     torch.testing.assert_close(segment_sum(values, index.to(dtype), 4), loops(values, index, 4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gathers", [True, False], ids=["PyTorch's", "ours, as on a GPU"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["rows of all", "rows of each"])
+def test_pairs_pick_their_products(batch: tuple[int, ...], gathers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_gathers", lambda x: gathers)
+    products, rows = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True), torch.randint(6, (*batch, 4, 5))
+    out = vectors._pick(products, rows)
+    wanted = products.gather(-1, rows.expand(2, 4, 5)[:, None].expand(-1, 3, -1, -1))
+    assert torch.equal(out, wanted)
+    upstream = torch.randn_like(out)
+    ours, theirs = (torch.autograd.grad(x, products, upstream)[0] for x in (out, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(vectors.sum_rows(upstream, rows, 6), theirs, rtol=1e-14, atol=1e-14)
