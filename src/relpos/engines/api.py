@@ -33,8 +33,8 @@ class Explanation:
         backend: the engine's name.
         passed_over: name to reason, for the engines `auto` asked before it and those it did not need to ask.
         notes: what could be said otherwise, and cheaper.
-        way: in which of its ways the engine computes the call, in words; None where it has but one, and in a compiled
-            function.
+        way: which of its ways the engine takes, in words. None if it has only one; for empty calls and meta tensors,
+            which compute nothing; and in a compiled function.
 
     Examples:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
@@ -72,8 +72,8 @@ def _explain(call: Call, backend: str) -> Explanation:
             passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
     mask = call.mask
     notes = () if mask is None or mask.allowed is None else (note_on(mask, call.q.shape[2], call.k.shape[2]),)
-    unplanned = torch.compiler.is_compiling() or call.is_empty or call.q.is_meta
-    way = None if unplanned else chosen.way(call)
+    computes = not (torch.compiler.is_compiling() or call.is_empty or call.q.is_meta)
+    way = chosen.way(call) if computes else None
     return Explanation(chosen.name, passed_over, notes, None if way is None else way.words)
 
 

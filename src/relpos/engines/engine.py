@@ -23,8 +23,8 @@ class Way:
 
     Attributes:
         words: what is done, for `relpos.explain`.
-        serves: whether it computes a call, and no way before it is to.
-        prepare: what computes such a call and all that have its structure. Nothing of the call is kept.
+        serves: whether it can compute a call that no earlier way serves.
+        prepare: returns a function for such calls of one structure, from the first of them; it keeps nothing of that.
     """
 
     words: str
@@ -64,7 +64,7 @@ class Engine(ABC):
         return None
 
     def way(self, call: Call) -> Way | None:
-        """The way in which it computes a call; None where it has but one."""
+        """The first of its ways that serves a call; None if it declares no ways."""
         for way in self.ways:
             if way.serves(call):
                 return way

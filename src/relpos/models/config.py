@@ -1,6 +1,6 @@
 """The configuration of each model: the arguments of its constructor, with the same names in the same order.
 
-A constructor makes one from its arguments, and the model keeps it: a model's folder has it as JSON.
+A constructor makes one from its arguments. The model keeps its values as `arguments`; its folder has them as JSON.
 """
 
 from __future__ import annotations

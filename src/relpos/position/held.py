@@ -31,7 +31,7 @@ class Held(dict[Any, Terms]):
 
 
 class _Forwards(threading.local):
-    """The forwards under way in this thread, each with the terms that were made in it."""
+    """The current forwards of this thread, outermost first, each with the terms made in it."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[nn.Module, dict[Any, tuple[Terms, Any]]]] = []
@@ -43,12 +43,12 @@ _forwards = _Forwards()
 def begin_forward(model: nn.Module, given: Any) -> None:
     """A hook before the forward of a model in `reading_once`."""
     if not torch.compiler.is_compiling():
-        end_forward(model)  # one that was interrupted, and never ended
+        end_forward(model)  # an earlier one that Ctrl-C interrupted
         _forwards.stack.append((model, {}))
 
 
 def end_forward(model: nn.Module, given: Any = None, output: Any = None) -> None:
-    """A hook behind it, also where it raised."""
+    """A hook after it, also if it raised."""
     if torch.compiler.is_compiling():
         return
     stack = _forwards.stack
@@ -59,14 +59,14 @@ def end_forward(model: nn.Module, given: Any = None, output: Any = None) -> None
 
 
 class OnceAForward:
-    """`terms` of a mechanism in `reading_once`: looks whether the forward under way has made them.
+    """Replaces `terms` of a mechanism within `reading_once`: returns the terms that the current forward already made.
 
     Args:
-        mechanism: whose instance attribute `terms` it is to be. make: its method of this name.
+        mechanism: the mechanism, whose instance attribute `terms` this becomes. make: its method `terms`.
     """
 
     changes = 0
-    """How often a setting of any mechanism in such a scope was changed."""
+    """Number of settings changed so far on mechanisms in such a scope."""
 
     def __init__(self, mechanism: nn.Module, make: Callable[..., Terms]) -> None:
         self.mechanism, self.make = mechanism, make
@@ -84,7 +84,7 @@ class OnceAForward:
         return made[key][0]
 
     def _asked(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Any, Any] | None:
-        """All that the terms depend on; and what must live as long, for some of it is known by its id."""
+        """A key of all that the terms depend on, and the objects to keep alive because the key has their ids."""
         device: torch.device = self.mechanism.device  # type: ignore[assignment]
         where = _place(queries), _place(keys)
         if device.type == "meta" or None in where or not may_keep(device):
@@ -92,7 +92,7 @@ class OnceAForward:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         inside = [x for part in self.mechanism.modules() for x in (*part._parameters.values(), *part._buffers.values())]
         weights = [x for x in inside if x is not None]
-        if any(x.is_inference() for x in weights):  # nobody counts how often those are written to
+        if any(x.is_inference() for x in weights):  # they have no version counter
             return None
         key = (
             id(self.mechanism), OnceAForward.changes, where, stream, torch.is_grad_enabled(),
@@ -103,13 +103,13 @@ class OnceAForward:
 
 
 def drop_once(attributes: dict[str, Any]) -> None:
-    """Take a `OnceAForward` from the attributes of a module, or of its copy, which would ask the original."""
+    """Remove a `OnceAForward` from a module's attributes, or from a copy's, which would ask the original."""
     if isinstance(attributes.get("terms"), OnceAForward):
         del attributes["terms"]
 
 
 def _place(coordinates: Coordinates | None) -> Any:
-    """What coordinates are known by; None where that is not known."""
+    """A key for coordinates; None if their changes cannot be seen."""
     if isinstance(coordinates, Positions):
         values: Tensor = coordinates.values
         return None if values.is_inference() else (id(coordinates), writes(values))

@@ -40,6 +40,12 @@ from relpos.position.trainable import Trainable
 from relpos.position.twins import checked, twin
 from relpos.position.written import WrittenOut
 
+
+def bytes_of_lines(queries: Coordinates, keys: Coordinates | None) -> int:
+    """About the memory of lines and all that is cached on them."""
+    return TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count)
+
+
 AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
@@ -98,7 +104,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
             return lines(*self._as_seen(queries, keys), device=device)
         return keep(
             self, (queries, keys, device), device, lambda: lines(*self._as_seen(queries, keys), device=device),
-            lambda: TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count),
+            lambda: bytes_of_lines(queries, keys),
         )  # fmt: skip
 
     @property

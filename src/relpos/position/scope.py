@@ -1,4 +1,4 @@
-"""Scopes in which what a mechanism says is made once: while weights do not change, and within a forward."""
+"""Scopes in which a mechanism makes its terms once: while weights do not change, and within a forward."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
     gradient is summed once. relpos's own models hand terms down, and need no scope. What is made goes when the forward
     ends, so a training loop may stand inside as a whole. Terms are made anew, as without the scope, in a layer under
     `torch.utils.checkpoint`, which is to make all again; in compiled code; and where weights, settings or coordinates
-    differ. Nobody sees a weight that is changed through `.data`, or a tensor that is no parameter or buffer.
+    differ. Changes through `.data`, and of tensors that are neither parameters nor buffers, are not noticed.
 
-    A forward that takes gradients of its own layers twice needs their graph twice: leave the scope out there. After
-    Ctrl-C in a forward, call the model again before its layers. A copy made inside keeps two hooks that do nothing.
+    Do not use it for a forward that itself computes gradients of its layers twice: the shared graph is freed by the
+    first. After Ctrl-C in a forward, call the model again before its layers. A copy made inside keeps two hooks that do
+    nothing.
 
     Args:
         models: whose forwards count: the module that is called, not one inside.

@@ -24,8 +24,8 @@ from relpos.core import (
     lines,
     read,
 )
-from relpos.core.cache import TOKEN_BYTES
 from relpos.core.tree import unchecked
+from relpos.position.mechanism import bytes_of_lines
 from relpos.position.offset_bias import OffsetBias
 
 _REGULAR = (Sequence, Grid, NoneType)
@@ -65,9 +65,9 @@ class TableBias(OffsetBias):
         if self._held is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
             return super().terms(queries, keys)
         device = self.device
-        line, rows = keep(  # both at once: a small call asks for little else
+        line, rows = keep(  # line and rows by one lookup, which shows in the time of small calls
             self, (queries, keys, device, "rows"), device, lambda: self._ready(queries, keys, device),
-            lambda: TOKEN_BYTES * (queries.count + (queries if keys is None else keys).count),
+            lambda: bytes_of_lines(queries, keys),
         )  # fmt: skip
         return self._on(line) if rows is None else self._read(line, rows)
 

@@ -57,7 +57,7 @@ def _by_strides(call: Call) -> Compute:
 
 
 def _alone(call: Call) -> LineBias | None:
-    """A bias on regular lines, if it is all that is said of a call on CPU but how q and k are turned."""
+    """The bias on regular lines of a CPU call without mask and dropout that adds nothing else to the scores."""
     if not call.q.is_cpu or not may_keep(call.q.device) or call.mask is not None or call.dropout > 0:
         return None
     return call.lone_bias
@@ -100,12 +100,12 @@ def _is_causal(call: Call) -> bool:
 
 
 def _bare(call: Call) -> bool:
-    """Whether there is nothing that a mask would have to say."""
+    """Whether PyTorch's kernel needs no tensor as its mask."""
     return not _adds(call) and call.terms.one(Sinks) is None and (call.mask is None or _is_causal(call))
 
 
 def _under_mask(call: Call) -> tuple[Tensor, None]:
-    """What PyTorch's mask can say: everything that `DenseSDPA` supports. One that is learned is `learned_bias`'s."""
+    """Any call that `DenseSDPA` supports, by PyTorch's mask; a learned mask goes to `learned_bias` where it can."""
     causal = _is_causal(call)
     bias = blank = None
     if not causal:

@@ -79,8 +79,8 @@ def _backward_whole(
     call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
     natural: bool | None = None,
 ) -> None:  # fmt: skip
-    """Of a call as it is. `natural`: whether its forward was the flash kernel's; scores then round as its own did, and
-    its log-sum-exp fits them."""
+    """The backward without groups. `natural`: whether the flash kernel computed the forward; scores are then in base e,
+    as its log-sum-exp is. None: find out."""
     natural = cpu_kernel.supports(call) if natural is None else natural
     Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
 
