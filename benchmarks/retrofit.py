@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "adapters"))
 
 import relpos  # noqa: E402
-from relpos.adapters.libraries import imported  # noqa: E402
+from relpos.adapters.common.libraries import imported  # noqa: E402
 from relpos.bench.retrofits import compare_retrofit  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "retrofit-cpu.json"

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from relpos.report.drawing.canvas import drawing, to_png
 from relpos.train.snapshots import SnapshotStore, read_snapshot
-from relpos.viz.canvas import drawing, to_png
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks" / "results" / "two-processes.json"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from relpos.report import save_overview
+from relpos.report.page import save_overview
 from relpos.results import load_results
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import relpos
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 PAGE = Path(__file__).parents[1] / "docs" / "replace.md"
 HEAD = (

@@ -2,9 +2,9 @@
 
     python recipes/trained_examples.py [NAME ...]
 
-Writes src/relpos/viz/examples.safetensors, whole, or with the named ones made anew. The recipes are the command's, with
-smaller models and inputs (`relpos.viz.examples` says which), on one thread, so that the same machine and versions make
-the same file. About a quarter of an hour on one core.
+Writes src/relpos/report/drawing/examples.safetensors, whole, or with the named ones made anew. The recipes are the
+command's, with smaller models and inputs (`relpos.report.drawing.trained_examples` says which), on one thread, so that
+the same machine and versions make the same file. About a quarter of an hour on one core.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import nn
 
 from relpos.data import find_task
 from relpos.position import presets
-from relpos.position.mechanism import parts_of
+from relpos.position.base.mechanism import parts_of
+from relpos.report.drawing.trained_examples import FILE, HEAD_DIM, HEADS, SEED, SITES, start
 from relpos.train import Procedure, Recipe, fit
-from relpos.viz.examples import FILE, HEAD_DIM, HEADS, SEED, SITES, start
 
-OUT = Path(__file__).parent.parent / "src" / "relpos" / "viz" / FILE
+OUT = Path(__file__).parent.parent / "src" / "relpos" / "report" / "drawing" / FILE
 SIZES: dict[int, dict[str, Any]] = {
     1: {"steps": 300, "warmup_steps": 30, "batch_size": 8, "depth": 2},
     2: {"steps": 300, "warmup_steps": 30, "batch_size": 64, "depth": 2},

@@ -134,7 +134,8 @@ class Loaded:
 
 _OF_TRAINING = (
     "accelerate", "matplotlib.backends.backend_agg", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed.tensor", "relpos.cli.train_verb", "relpos.comparing.call", "relpos.train", "relpos.viz.portrait",
+    "torch.distributed.tensor", "relpos.cli.train_verb", "relpos.comparison.entry", "relpos.train",
+    "relpos.report.drawing.mechanism_data",
 )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _load_compiler() -> None:
 
 
 def _load_models() -> None:
-    from relpos.adapters.libraries import imported
+    from relpos.adapters.common.libraries import imported
 
     imported("timm"), imported("transformers")
 

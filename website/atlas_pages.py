@@ -24,15 +24,15 @@ import torch
 import relpos
 from relpos import Grid, Sequence
 from relpos.position import Mechanism, Preset, Site, presets
-from relpos.position.mechanism import AS_IS, parts_of
+from relpos.position.base.mechanism import AS_IS, parts_of
 from relpos.position.rotary import RULES
+from relpos.report.drawing.canvas import to_svg
+from relpos.report.drawing.explorer_data import FAMILIES, LONGER, began, explored
+from relpos.report.drawing.mechanism_data import View, strips
+from relpos.report.drawing.mechanism_picture import Strip, Words, alone
+from relpos.report.drawing.palette import stylesheet
+from relpos.report.drawing.trained_examples import TRAINED_ON, start, trained
 from relpos.report.explorer import explorer_page
-from relpos.viz.canvas import to_svg
-from relpos.viz.examples import TRAINED_ON, start, trained
-from relpos.viz.explored import FAMILIES, LONGER, began, explored
-from relpos.viz.palette import stylesheet
-from relpos.viz.portrait import View, strips
-from relpos.viz.strips import Strip, Words, alone
 
 ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from relpos.viz.strips import Axis, Maps, picture, save_picture
+from relpos.report.drawing.mechanism_picture import Axis, Maps, picture, save_picture
 
 
 def counted(count: int, label: str) -> Axis:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from relpos.position.preset import find
+from relpos.position.base.preset import find
 from relpos.report.measure import Scored, measure_of
 from relpos.report.standings import Contender, contenders, far_probe, grown_probe, outcomes, place
 from relpos.report.statistics import Interval, paired_difference

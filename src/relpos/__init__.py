@@ -107,7 +107,8 @@ from relpos.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
     from relpos import testing as testing
-    from relpos.comparing import ComparisonResult, compare
+    from relpos.comparison.entry import compare
+    from relpos.comparison.result import ComparisonResult
 
 __all__ = [
     "ALiBi",
@@ -214,7 +215,7 @@ __all__ = [
 def _drawn(mechanism: Mechanism) -> str | None:
     """The picture of a mechanism in a notebook, where matplotlib is installed."""
     try:
-        picture: str = importlib.import_module("relpos.viz.notebook").mechanism_html(mechanism)
+        picture: str = importlib.import_module("relpos.report.drawing.notebook").mechanism_html(mechanism)
     except ImportError:
         return None
     return picture
@@ -225,8 +226,10 @@ Mechanism._repr_html_ = _drawn
 
 def __getattr__(name: str) -> typing.Any:
     """What is imported when it is asked for: the comparison and the conformance suite need libraries of their own."""
-    if name in ("ComparisonResult", "compare"):
-        return getattr(importlib.import_module("relpos.comparing"), name)
+    if name == "compare":
+        return importlib.import_module("relpos.comparison.entry").compare
+    if name == "ComparisonResult":
+        return importlib.import_module("relpos.comparison.result").ComparisonResult
     if name == "testing":
         return importlib.import_module("relpos.testing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

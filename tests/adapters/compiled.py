@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import relpos
 from models import models, tokens
-from relpos.adapters.libraries import imported
-from relpos.adapters.retrofitted import is_swapped, route
+from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.retrofitted import is_swapped, route
 
 TO_THE_END = ("timm ViT", "PyTorch")  # others are traced alone: most of the time is the compiler's
 RETROFITTED = ("t5 encoder, eager", "beit")

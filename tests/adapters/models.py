@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 FILES = ("models_text", "models_speech", "models_images")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models import SMALL, Model, first, hf, images, timm
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 TABLES = (
     "relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight", "rel_pos_h", "rel_pos_w", "attention_biases",

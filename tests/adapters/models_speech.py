@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models import SMALL, Model, at_real, at_tokens, first, hf, padding, sounds, tokens
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 ALIKE = frozenset({"alike"})
 UV = ("pos_bias_u", "pos_bias_v")

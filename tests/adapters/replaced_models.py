@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import relpos
 from models import SMALL, images, padding, tokens
 from relpos import Grid, RotaryEmbedding, Sequence, Site, T5Bias
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 
 def _hf(kind: str, config: str, std: float = 0.3, **settings: Any) -> Any:

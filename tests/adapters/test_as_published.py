@@ -19,8 +19,8 @@ from torch import Tensor
 
 import relpos
 from models import models, padding, tokens
-from relpos.adapters import retrofitted
-from relpos.adapters.retrofitted import is_swapped, published_class
+from relpos.adapters.common import retrofitted
+from relpos.adapters.common.retrofitted import is_swapped, published_class
 
 FAST_CASES = 3  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings("ignore:a mask of shape:RuntimeWarning")

@@ -16,9 +16,9 @@ from torch import nn
 
 import relpos
 from models import models
-from relpos.adapters import parakeet
-from relpos.adapters.libraries import imported
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.retrofitted import is_swapped
+from relpos.adapters.retrofits import parakeet
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 _BEIT = ("beit.modeling_beit.BeitLayer", "BeitModel")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import relpos
 from models import SMALL
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.adapters.library_models import LibraryModel
 from relpos.data import Task, find_data, find_task
 from relpos.models import count_parameters
@@ -196,7 +196,7 @@ def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.Mo
     lines: list[str] = []
     result = relpos.compare(
         name, text, ["own", "rotary_1d"], seeds=2, steps=1, quick=True, lr=1e-3, device="cpu", out=tmp_path / "out",
-        recipe={"position_learning_rate_multiplier": 1}, display=relpos.comparing.Display(lines.append),
+        recipe={"position_learning_rate_multiplier": 1}, display=relpos.comparison.display.Display(lines.append),
     )  # fmt: skip
     assert f"{name} at the size of the data, with random weights." in lines
     runs = {position: result.results.runs(position) for position in ("own", "rotary_1d")}
@@ -219,7 +219,7 @@ def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
-    from relpos.comparing.call import _suited
+    from relpos.comparison.entry import _suited
 
     names, said = _suited(LibraryModel(SWIN), find_task("digits"), None)
     assert names is not None
@@ -232,7 +232,7 @@ def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
 
 def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
     """At another size the position embedding would not fit, and start anew."""
-    from relpos.comparing.call import _sizes
+    from relpos.comparison.entry import _sizes
 
     sizes = {"image_size": 48, "patch_size": 4}
     transformers = imported("transformers")
@@ -264,6 +264,6 @@ def test_few_tokens_are_said(tmp_path: Path) -> None:
         lines: list[str] = []
         relpos.compare(
             VIT, (images, images, images), ["none"], patch=patch, steps=1, quick=True, device="cpu",
-            out=tmp_path / str(patch), display=relpos.comparing.Display(lines.append),
+            out=tmp_path / str(patch), display=relpos.comparison.display.Display(lines.append),
         )  # fmt: skip
         assert [line for line in lines if "tokens:" in line] == wanted

@@ -12,8 +12,8 @@ from torch import nn
 
 import relpos
 from models import assert_same, models, padding, step, tokens
-from relpos.adapters.kinds import path_of, replaced_classes
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.kinds import path_of, replaced_classes
+from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
 LINEAR = [name for name, model in models().items() if "alike" not in model.tags and "efficientformer_v2" not in name]

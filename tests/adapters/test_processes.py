@@ -15,7 +15,7 @@ from two_processes import apart, gradients, loss, translation
 import relpos
 from loaded import Loaded
 from models import models
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.common.retrofitted import is_swapped
 
 FLOAT32 = 1e-6  # T5 has its softmax in float32
 

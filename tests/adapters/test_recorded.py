@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import relpos
 from models import models
-from relpos.adapters.retrofitted import is_swapped, route
+from relpos.adapters.common.retrofitted import is_swapped, route
 
 FAST_CASES = 6  # of each of its tests, in the fast part
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import relpos
 from models import padding, tokens
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 10  # of each of its tests, in the fast part
 ONE_A_LAYER = {

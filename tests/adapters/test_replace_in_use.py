@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import relpos
 from loaded import Loaded
 from models import models, without_dropout
-from relpos.adapters.replacement.placed import ReplacedPositions
+from relpos.adapters.replacements.placed import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 
@@ -122,7 +122,7 @@ def test_weights_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
 
 UNPICKLED = """
 import pickle, sys
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 imported("timm"), imported("transformers")
 import torch
 sys.path.append(sys.argv[2])

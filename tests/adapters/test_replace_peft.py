@@ -16,7 +16,7 @@ from torch import Tensor
 
 import relpos
 from models import tokens
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
 TARGETS = {

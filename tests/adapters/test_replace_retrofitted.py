@@ -12,7 +12,7 @@ from replaced_models import FAMILIES, swin, t5
 from torch import nn
 
 import relpos
-from relpos.adapters.replacement.placed import Placed, is_retrofitted
+from relpos.adapters.replacements.placed import Placed, is_retrofitted
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SERVED_BY_BOTH = ["T5", "BEiT", "Swin"]

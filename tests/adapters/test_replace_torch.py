@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos import Sequence
-from relpos.adapters.replacement.torch_attention import PlacedEncoder, PlacedMultiheadAttention
+from relpos.adapters.replacements.torch_attention import PlacedEncoder, PlacedMultiheadAttention
 
 TOKENS = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(0)).double()
 PADDING = torch.arange(7) >= torch.tensor([7, 5, 3])[:, None]

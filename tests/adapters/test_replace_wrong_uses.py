@@ -14,11 +14,11 @@ from torch import nn
 import relpos
 from models import SMALL, tokens
 from relpos import Grid, RelativePositionBias, RotaryEmbedding, Sequence, T5Bias
-from relpos.adapters import libraries
-from relpos.adapters.libraries import imported
-from relpos.adapters.replacement.finding import reads
-from relpos.adapters.replacement.llama import NoRotation
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.common import libraries
+from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.retrofitted import is_swapped
+from relpos.adapters.replacements.finding import reads
+from relpos.adapters.replacements.llama import NoRotation
 
 WORDS = torch.arange(6)[None]
 TOKENS = torch.randn(3, 7, 32, dtype=torch.float64)

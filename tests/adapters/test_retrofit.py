@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import relpos
 from models import Model, assert_same, models, step, without_dropout
-from relpos.adapters import retrofitted
-from relpos.adapters.grids import kept_lines
-from relpos.adapters.kinds import path_of, verified_classes
-from relpos.adapters.retrofitted import Retrofitted, is_swapped, published_class, route, swap
+from relpos.adapters.common import retrofitted
+from relpos.adapters.common.grids import kept_lines
+from relpos.adapters.common.kinds import path_of, verified_classes
+from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, published_class, route, swap
 from relpos.core import AxisVectors, DenseBias, Grid, LineBias, LineVectors, Terms
 
 FAST_CASES = 8  # of each of its tests, in the fast part

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import relpos
-from relpos.adapters.libraries import imported
-from relpos.position.saved import is_settings
+from relpos.adapters.common.libraries import imported
+from relpos.position.base.saved_settings import is_settings
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 X = torch.linspace(-1, 1, 96).view(1, 6, 16)

@@ -11,8 +11,8 @@ from models_text import falcon, writer
 
 import relpos
 from models import at_tokens, models, padding, tokens
-from relpos.adapters import retrofitted
-from relpos.adapters.libraries import imported
+from relpos.adapters.common import retrofitted
+from relpos.adapters.common.libraries import imported
 
 
 @pytest.fixture(params=["bloom", "mpt", "falcon"])

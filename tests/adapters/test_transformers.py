@@ -13,9 +13,9 @@ from torch import nn
 
 import relpos
 from models import images, models, padding, tokens
-from relpos.adapters import retrofitted
-from relpos.adapters.libraries import imported
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.common import retrofitted
+from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.retrofitted import is_swapped
 
 IDS, WORDS = tokens(2, 9), tokens(2, 5, seed=1)
 

@@ -10,7 +10,7 @@ import torch
 
 import relpos
 from models import images, models
-from relpos.adapters.grids import dense_of_image, image_of, is_image
+from relpos.adapters.common.grids import dense_of_image, image_of, is_image
 from relpos.core import Grid, lines
 
 

@@ -15,12 +15,12 @@ from torch.nn.utils import prune
 
 import relpos
 from models import models, tokens
-from relpos.adapters import interface, libraries
-from relpos.adapters.kinds import kinds
-from relpos.adapters.libraries import imported
-from relpos.adapters.retrofitted import is_swapped
+from relpos.adapters.common import interface, libraries
+from relpos.adapters.common.kinds import kinds
+from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.retrofitted import is_swapped
+from relpos.adapters.common.verification import Verdict
 from relpos.adapters.retrofitting import _require_agreement
-from relpos.adapters.verification import Verdict
 
 
 def _refused(model: Any, match: str, **options: Any) -> None:

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import relpos
 from models import models, padding, tokens
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 
 def translation() -> dict[str, Tensor]:

@@ -67,7 +67,19 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(imports_of(tree(module), module, is_package, frozenset(modules())))
 
 
+PARTS_INSIDE = {
+    "relpos.report.drawing": "report.drawing",
+    "relpos.comparison.entry": "comparison, as it is called",
+    "relpos.comparison.display": "comparison, as it is called",
+    "relpos.comparison.result": "comparison, as it is called",
+}
+"""What is a part of its own inside another: drawing knows no results, and workers of a comparison load no report."""
+
+
 def part(module: str) -> str:
     """The part of the house a module of relpos belongs to: `core`, `engines`, ...; "" for the root."""
+    for name, inside in PARTS_INSIDE.items():
+        if module == name or module.startswith(name + "."):
+            return inside
     names = module.split(".")
     return names[1] if len(names) > 1 else ""

@@ -13,8 +13,8 @@ from source import ROOT, SOURCE, modules, part, tree
 
 import relpos
 from relpos.position import Mechanism, OffsetBias
-from relpos.position.mechanism import Sum
-from relpos.position.table_bias import TableBias
+from relpos.position.base.mechanism import Sum
+from relpos.position.base.table_bias import TableBias
 
 MOST_LINES = 400
 
@@ -129,7 +129,7 @@ def test_arguments_are_handed_on_by_name() -> None:
 
 
 MOST_PARAMETERS = 8
-OF_OTHERS = {"relpos.adapters.interface": "_attention", "relpos.position.fire": "_rule"}
+OF_OTHERS = {"relpos.adapters.common.interface": "_attention", "relpos.position.fire": "_rule"}
 """Transformers' signature, and that of a row rule, whose tensors are its parameters."""
 TO_BE_CUT = {
     "relpos.comparison.settings": "make",

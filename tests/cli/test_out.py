@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import relpos.cli.train_verb as train_verb
-import relpos.comparing.call as call
-import relpos.viz.strips as drawing
+import relpos.comparison.entry as call
+import relpos.report.drawing.mechanism_picture as drawing
 from relpos.data import find_task
 from relpos.files.writing import write_json
 

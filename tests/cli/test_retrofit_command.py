@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timm")]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from relpos.cli import main
-from relpos.cli.saying import Work, in_words, say, watched
+from relpos.cli.progress import Work, in_words, say, watched
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.position import presets
 from relpos.train import Progress

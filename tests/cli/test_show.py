@@ -18,12 +18,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import relpos
-import relpos.viz.strips as drawing
+import relpos.report.drawing.mechanism_picture as drawing
 from html_tags import Tags
 from relpos.cli import main
 from relpos.position import presets
+from relpos.report.drawing.trained_examples import trained as example
 from relpos.train import load
-from relpos.viz.examples import trained as example
 
 FAST_SHARE = 6  # of its tests, in the fast part
 

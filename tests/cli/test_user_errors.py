@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import relpos.comparing.call as call
+import relpos.comparison.entry as call
 import relpos.data
 
 FAST_CASES = 20  # of each of its tests, in the fast part

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from odd_names import ODD, SEEN, assert_shown
 from relpos.adapters.reporting import Left, OwnPosition, ReplacementReport, RetrofitReport
 from relpos.cli import main
-from relpos.cli.saying import say, say_list, watched
-from relpos.comparing import Display
+from relpos.cli.progress import say, say_list, watched
+from relpos.comparison.display import Display
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.core import checks
 from relpos.files.writing import write_whole

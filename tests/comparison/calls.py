@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import relpos
-from relpos.comparing import Display
+from relpos.comparison.display import Display
 
 Compared = tuple[relpos.ComparisonResult, list[str]]
 

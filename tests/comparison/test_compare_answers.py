@@ -15,7 +15,7 @@ from calls import compare
 from torch import Tensor
 
 import relpos
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.results import load_results
 
 TEXT = "".join(topics[name] for name in sorted(topics)).encode()

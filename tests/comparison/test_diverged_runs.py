@@ -19,8 +19,9 @@ from relpos.comparison.run import metrics, run
 from relpos.comparison.store import Store
 from relpos.comparison.workers import WorkerTask, run_here
 from relpos.data import find_task
-from relpos.report import build_page, load_results, render_terminal
-from relpos.results import plain
+from relpos.report.page import build_page
+from relpos.report.terminal import render_terminal
+from relpos.results import load_results, plain
 from relpos.train import TextRecipe
 
 DIGITS = find_task("digits")

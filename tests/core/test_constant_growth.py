@@ -11,8 +11,8 @@ import torch
 
 from relpos import DynamicNTK, Grid, LongRoPE, RotaryEmbedding, Sequence
 from relpos.position import presets
+from relpos.position.base.site import Site
 from relpos.position.scaling import Scaled
-from relpos.position.site import Site
 
 constant: Any = importlib.import_module("relpos.core.constants")
 rotary: Any = importlib.import_module("relpos.position.rotary")

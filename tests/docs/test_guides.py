@@ -49,7 +49,7 @@ def run(code: str, names: dict[str, Any], where: str) -> str:
 )
 def test_the_code_of_a_guide_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.stem in SLOW:
-        from relpos.adapters.libraries import imported
+        from relpos.adapters.common.libraries import imported
 
         imported("transformers")
     monkeypatch.chdir(tmp_path)

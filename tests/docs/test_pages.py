@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from guides import blocks
 
-from relpos.adapters.kinds import refused_classes, replaced_classes
-from relpos.adapters.replacement.finding import FAMILIES
+from relpos.adapters.common.kinds import refused_classes, replaced_classes
+from relpos.adapters.replacements.finding import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 REPLACE = ROOT / "docs" / "replace.md"

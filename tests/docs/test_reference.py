@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import relpos
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 BESIDE = ("core.Offsets", "core.axis_lines", "models.RotaryChoice", "position.find", "position.presets")

@@ -13,7 +13,7 @@ from fuzz.build_terms import TermBuilder
 from fuzz.description import Part
 from relpos import core
 from relpos.position import Site
-from relpos.position.preset import find
+from relpos.position.base.preset import find
 
 
 class MechanismBuilder(TermBuilder):

@@ -30,7 +30,7 @@ from relpos import (
     VisionTransformer,
     attention,
 )
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 
 BATCH, LENGTH = Dim("batch", max=1024), Dim("length", max=4096)
 CONTEXT = 24

@@ -21,7 +21,7 @@ from relpos import (
 from relpos.models.language import places_in
 from relpos.models.sampling import sample
 from relpos.position import presets
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 
 FAST_SHARE = 2  # of its tests, in the fast part
 

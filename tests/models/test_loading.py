@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import relpos
 from position.widened import in_float64
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.models import RotaryChoice
-from relpos.position.saved import is_settings, with_settings
+from relpos.position.base.saved_settings import is_settings, with_settings
 
 FAST_CASES = 6  # of each of its tests, in the fast part
 

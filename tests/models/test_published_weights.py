@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import relpos
 from parity import agree
 from position.widened import in_float64
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.models import RotaryChoice
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 
 FAST_SHARE = 3  # of its tests, in the fast part
 DTYPES = [torch.float64, torch.float32]

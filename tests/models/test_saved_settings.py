@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import relpos
 from relpos import LanguageModel, RotaryEmbedding, YaRN
 from relpos.comparison.training import load_run, save_weights, weights_of
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 from relpos.train.resuming import capture_state, restore_state
 from relpos.train.snapshots import Snapshot
 

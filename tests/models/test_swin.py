@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos import Grid, RelativePositionBias, SwinTransformer
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.models.swin import PatchMerging
 from relpos.patterns import windows
 from relpos.position import presets

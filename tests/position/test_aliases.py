@@ -16,7 +16,7 @@ import relpos
 from relpos import Grid, Mechanism, RotaryEmbedding, Sequence, Site, create_position
 from relpos.core import Coordinates
 from relpos.position import Sum, find, presets
-from relpos.position import preset as presets_module
+from relpos.position.base import preset as presets_module
 
 TOKENS: dict[int, tuple[Coordinates, ...]] = {
     1: (Sequence(9), Sequence(9, start=3, prefix=1)),

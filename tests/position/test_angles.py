@@ -9,7 +9,7 @@ import torch
 
 from relpos import Grid, Positions, Sequence
 from relpos.core import Coordinates
-from relpos.position.angles import angles, frequencies
+from relpos.position.base.angles import angles, frequencies
 from relpos.testing import oracle
 
 CPU = torch.device("cpu")

@@ -33,7 +33,7 @@ from relpos import (
 )
 from relpos.core import Coordinates, Offsets, keep
 from relpos.position import FIREBias, Sum
-from relpos.position.saved import with_settings
+from relpos.position.base.saved_settings import with_settings
 
 SCRIPT = Path(__file__).with_name("compile_functional.py")
 GRID = Grid(3, 4)

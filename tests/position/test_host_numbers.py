@@ -10,7 +10,7 @@ import torch
 
 from relpos import Grid, Sequence
 from relpos.position import presets
-from relpos.position.site import Site
+from relpos.position.base.site import Site
 
 META = torch.device("meta")
 """Stands for a GPU: it is not the CPU."""

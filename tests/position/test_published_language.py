@@ -29,7 +29,7 @@ from relpos import (
     alibi_slopes,
     attention,
 )
-from relpos.position.saved import with_settings
+from relpos.position.base.saved_settings import with_settings
 
 pytestmark = pytest.mark.usefixtures("timm")  # transformers imports torchvision as timm does; see there
 

@@ -24,7 +24,7 @@ from relpos import (
     get_relative_position_index_2d,
 )
 from relpos.core import Coordinates, Offsets
-from relpos.position.tables import geometric_places
+from relpos.position.base.tables import geometric_places
 from relpos.testing import oracle
 
 

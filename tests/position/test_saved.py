@@ -18,7 +18,7 @@ import relpos
 from relpos import Grid, LanguageModel, RotaryEmbedding, Sequence, Site
 from relpos.models import RotaryChoice
 from relpos.position import find, presets
-from relpos.position.saved import ENTRY, encoded, is_settings
+from relpos.position.base.saved_settings import ENTRY, encoded, is_settings
 
 HEADS, WIDTH = 2, 8
 

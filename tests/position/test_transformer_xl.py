@@ -13,8 +13,8 @@ from parity import TIGHT, layers_agree
 from position.published import BOTH, attended, config, heads, merged, model, random, tokens
 from position.suites import PositionSuite
 from relpos import Grid, Mask, Sequence, Site, TransformerXLPosition
-from relpos.position.angles import frequencies, turned, waves
-from relpos.position.saved import with_settings
+from relpos.position.base.angles import frequencies, turned, waves
+from relpos.position.base.saved_settings import with_settings
 from relpos.testing import oracle
 
 

@@ -9,7 +9,7 @@ import pytest
 from image_results import ELEVEN, make_results, set_share
 
 from chromium_page import visit as visit
-from relpos.report import build_page
+from relpos.report.page import build_page
 
 
 @pytest.fixture(scope="session")

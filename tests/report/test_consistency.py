@@ -12,7 +12,7 @@ from choice_results import make as make_choices
 from image_results import make_results
 from text_results import make_text
 
-from relpos.report import advise
+from relpos.report.advice import advise
 from relpos.results import ResultsError, read
 
 FAST_CASES = 14  # of each of its tests, in the fast part

@@ -13,9 +13,10 @@ from image_results import make_results
 from rich.console import Console
 from text_results import make_text
 
-from relpos.report import ResultsError, build_page, render_terminal
+from relpos.report.page import build_page
 from relpos.report.reproduce import reproduce
-from relpos.results import read
+from relpos.report.terminal import render_terminal
+from relpos.results import ResultsError, read
 
 OTHERS: tuple[Any, ...] = (
     None, True, 0, -1, 1, 3, 10**30, 0.5, 1e-300, 1e300, float("nan"), "", "text", "\udcff", "a\nb", [], [1], [[1]],

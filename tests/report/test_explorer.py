@@ -11,9 +11,9 @@ import torch
 
 from relpos import Grid, Mask, Sequence, attention_weights
 from relpos.position import Site, find
+from relpos.report.drawing.explorer_data import explored
+from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED
 from relpos.report.explorer import explorer_page
-from relpos.viz.examples import HEAD_DIM, HEADS, SEED
-from relpos.viz.explored import explored
 
 NAMES = ("rotary_1d", "t5", "relative_2d", "learned", "fire", "rotary_2d", "shaw", "none")
 Open = Callable[..., Any]

@@ -10,15 +10,15 @@ from rich.console import Console
 
 from odd_names import HIDDEN, ODD, SEEN, assert_shown
 from relpos.position import NoPosition
-from relpos.report import build_page, render_terminal
 from relpos.report.command import command_line
-from relpos.report.page import notebook_html
+from relpos.report.drawing.canvas import png_bytes
+from relpos.report.drawing.charts import Chart, Point, draw
+from relpos.report.drawing.mechanism_picture import Words, picture, save_picture
+from relpos.report.drawing.notebook import mechanism_html
+from relpos.report.drawing.palette import styles
+from relpos.report.page import build_page, notebook_html
+from relpos.report.terminal import render_terminal
 from relpos.results import read
-from relpos.viz.canvas import png_bytes
-from relpos.viz.charts import Chart, Point, draw
-from relpos.viz.notebook import mechanism_html
-from relpos.viz.palette import styles
-from relpos.viz.strips import Words, picture, save_picture
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from image_results import diverge
 from text_results import BITS, make_text
 
 from html_tags import Tags
-from relpos.report import ResultsError, build_page, save_overview, write_report
-from relpos.report.page import _OF_MODEL, breakable, sourced
+from relpos.report.page import _OF_MODEL, breakable, build_page, save_overview, sourced, write_report
+from relpos.results import ResultsError
 from relpos.train import OF_THE_MODEL
 
 HEADINGS = ["overview", "table", "curves", "learned", "method", "reproduce", "cite"]

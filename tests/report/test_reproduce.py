@@ -13,9 +13,8 @@ from relpos.comparison import ComparisonSettings, environment
 from relpos.comparison.run import run
 from relpos.comparison.settings import describe
 from relpos.data import find_task
-from relpos.report import ResultsError
 from relpos.report.reproduce import reproduce
-from relpos.results import SCHEMA_VERSION, Results, plain, read
+from relpos.results import SCHEMA_VERSION, Results, ResultsError, plain, read
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from relpos.cli import ending, main
+from relpos.cli import errors, main
 from relpos.train import ImageRecipe, loop, processes
 from relpos.train.processes import Parallelism
 from relpos_command.parsing import fail
@@ -125,7 +125,7 @@ def test_what_all_have_one_says(
 
 def test_a_lost_connection_is_no_bug(environment: pytest.MonkeyPatch) -> None:
     lost = RuntimeError("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection reset by peer")
-    assert not ending.is_lost_connection(lost)  # one process has none
+    assert not errors.is_lost_connection(lost)  # one process has none
     environment.setenv("WORLD_SIZE", "2")
-    assert ending.is_lost_connection(lost)
-    assert not ending.is_lost_connection(RuntimeError("another"))
+    assert errors.is_lost_connection(lost)
+    assert not errors.is_lost_connection(RuntimeError("another"))

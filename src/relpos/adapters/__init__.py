@@ -1,10 +1,10 @@
 """Models of other libraries: `retrofit` keeps their numbers and changes the code; `replace_position` changes the
 position."""
 
+from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacing import replace_position
 from relpos.adapters.reporting import Left, OwnPosition, ReplacementReport, RetrofitReport, Swapped
 from relpos.adapters.retrofitting import restore, retrofit
-from relpos.adapters.verification import Verdict
 
 __all__ = [
     "Left",

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters.libraries import imported, require_importable
+from relpos.adapters.common.libraries import imported, require_importable
 from relpos.adapters.replacing import OWN, replace_position
 from relpos.adapters.reporting import OwnPosition
 from relpos.core.checks import fail

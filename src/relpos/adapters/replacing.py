@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters import interface, switching
-from relpos.adapters.above import Above
-from relpos.adapters.replacement.finding import require_known_source, stacks_of
-from relpos.adapters.replacement.frozen import Notice
-from relpos.adapters.replacement.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front
-from relpos.adapters.replacement.stacks import Given, Stack
+from relpos.adapters.common import interface, switching
+from relpos.adapters.common.above import Above
+from relpos.adapters.common.retrofitted import route
+from relpos.adapters.replacements.finding import require_known_source, stacks_of
+from relpos.adapters.replacements.frozen import Notice
+from relpos.adapters.replacements.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacements.stacks import Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
-from relpos.adapters.retrofitted import route
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice
 from relpos.position import find
-from relpos.position.mechanism import acts_on_tokens
+from relpos.position.base.mechanism import acts_on_tokens
 
 OWN = "own"
 

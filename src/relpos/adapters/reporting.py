@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from relpos.adapters.kinds import replaced_classes
-from relpos.adapters.replacement.frozen import PEFT
-from relpos.adapters.retrofitted import NEVER
-from relpos.adapters.verification import Verdict
+from relpos.adapters.common.kinds import replaced_classes
+from relpos.adapters.common.retrofitted import NEVER
+from relpos.adapters.common.verification import Verdict
+from relpos.adapters.replacements.frozen import PEFT
 from relpos_command.visible import visible
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters import interface, switching
-from relpos.adapters.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
-from relpos.adapters.libraries import require_importable, strange
-from relpos.adapters.replacement.placed import Placed, is_retrofitted
-from relpos.adapters.replacement.stacks import holders, require_unwrapped, take_out
+from relpos.adapters.common import interface, switching
+from relpos.adapters.common.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
+from relpos.adapters.common.libraries import require_importable, strange
+from relpos.adapters.common.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
+from relpos.adapters.common.verification import Verdict, verify_model
+from relpos.adapters.replacements.placed import Placed, is_retrofitted
+from relpos.adapters.replacements.stacks import holders, require_unwrapped, take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
-from relpos.adapters.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
-from relpos.adapters.verification import Verdict, verify_model
 from relpos.core.checks import fail, require_flag, require_int, shape_of
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relpos.adapters.libraries import imported
+from relpos.adapters.common.libraries import imported
 from relpos.bench.cases import VECTORS, Case
 from relpos.bench.inputs import Inputs
 from relpos.bench.peers import FREE, Peer, Workload, dense_bytes, engine_peer, op_peers, pairs, taken

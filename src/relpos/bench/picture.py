@@ -64,7 +64,7 @@ def drawable(results: Mapping[str, Any]) -> tuple[str, ...]:
 
 def save_picture(results: Mapping[str, Any], path: Path, what: str = "step") -> None:
     """Write the picture as PNG."""
-    from relpos.viz.canvas import to_png
+    from relpos.report.drawing.canvas import to_png
 
     to_png(picture(results, what), path, dots_per_inch=DOTS_PER_INCH)
 
@@ -73,7 +73,7 @@ def picture(results: Mapping[str, Any], what: str) -> Figure:
     """Two panels side by side, both axes logarithmic, curves named at their ends."""
     from matplotlib.figure import Figure
 
-    from relpos.viz.canvas import drawing
+    from relpos.report.drawing.canvas import drawing
 
     titles = {entry["peer"]: entry["title"] for entry in results["entries"]}
     titles["relpos-auto"] = "relpos"

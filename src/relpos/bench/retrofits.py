@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.inputs import ModelInputs, inputs_for, takes_images
+from relpos.adapters.common.inputs import ModelInputs, inputs_for, takes_images
 from relpos.adapters.reporting import RetrofitReport
 from relpos.adapters.retrofitting import retrofit
 from relpos.comparison.memory import PeakMemory

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 
-from relpos.cli.ending import end, is_lost_connection
+from relpos.cli.errors import end, is_lost_connection
 from relpos_command.options import VERBS as VERBS
 from relpos_command.parsing import CommandLine, fail, parse
 

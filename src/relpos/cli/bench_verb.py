@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.saying import say, say_list, watched
+from relpos.cli.progress import say, say_list, watched
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.saying import say
+from relpos.cli.progress import say
 from relpos.cli.task_choice import image_options
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
 
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparing")
+LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison.entry")
 _ALIKE = (
     "model", "data", "seeds", "step", "evaluate", "better", "steps", "batch_size", "lr", "what", "out", "quick",
     "device", "precision",
@@ -63,8 +63,8 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.cli.console import ConsoleDisplay
-    from relpos.comparing import compare
-    from relpos.report import render_terminal
+    from relpos.comparison.entry import compare
+    from relpos.report.terminal import render_terminal
 
     console = Console()
     result = compare(

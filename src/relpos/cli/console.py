@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relpos.cli.saying import say, watching
-from relpos.comparing import Display
+from relpos.cli.progress import say, watching
+from relpos.comparison.display import Display
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.data import Watch
 

@@ -19,13 +19,13 @@ def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
     from rich.console import Console
 
     from relpos import __version__
-    from relpos.cli.saying import say
+    from relpos.cli.progress import say
     from relpos.core.checks import fail
     from relpos.files.writing import write_whole
     from relpos.position import find, presets
+    from relpos.report.drawing.explorer_data import explored
+    from relpos.report.drawing.trained_examples import trained
     from relpos.report.explorer import explorer_page
-    from relpos.viz.examples import trained
-    from relpos.viz.explored import explored
 
     for option in OTHERS:
         if getattr(arguments, option) is not None:

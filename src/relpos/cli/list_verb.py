@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relpos.cli.saying import say, say_list
+from relpos.cli.progress import say, say_list
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

@@ -70,7 +70,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 def _model(name: str) -> Any:
     """The model of `hf:FOLDER`, or `timm:NAME` with random weights."""
-    from relpos.adapters.libraries import imported
+    from relpos.adapters.common.libraries import imported
     from relpos.adapters.library_models import require_folder, require_timm_name
     from relpos.core.checks import fail
 

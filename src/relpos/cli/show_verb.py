@@ -11,19 +11,19 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.saying import say
+from relpos.cli.progress import say
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
     from relpos.core import Grid, Sequence
     from relpos.position import Preset
-    from relpos.viz.portrait import View
-    from relpos.viz.strips import Strip
+    from relpos.report.drawing.mechanism_data import View
+    from relpos.report.drawing.mechanism_picture import Strip
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
-LIBRARIES = ("relpos.viz.portrait", "relpos.viz.strips")
+LIBRARIES = ("relpos.report.drawing.mechanism_data", "relpos.report.drawing.mechanism_picture")
 TRAINED_AT_MOST = 65_536
 CONFIG_AT_MOST = 2**24
 PAGE_ENDING = ".html"
@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> None:
     from rich.console import Console
 
     from relpos.core.checks import fail
-    from relpos.viz.strips import picture, save_picture
+    from relpos.report.drawing.mechanism_picture import picture, save_picture
 
     if arguments.page is not None:
         from relpos.cli.explorer_page import write_page
@@ -72,8 +72,8 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
     from relpos.core.checks import require_int
     from relpos.position import Site, find
-    from relpos.viz.examples import SITES, TRAINED_ON, start, trained
-    from relpos.viz.portrait import HEADS_AT_MOST, View, strips
+    from relpos.report.drawing.mechanism_data import HEADS_AT_MOST, View, strips
+    from relpos.report.drawing.trained_examples import SITES, TRAINED_ON, start, trained
 
     preset = find(arguments.position, 2 if arguments.grid is not None else 1 if arguments.length is not None else None)
     tokens = _tokens(preset, arguments.length, arguments.grid)
@@ -127,8 +127,8 @@ _READING = (
 def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     """The same for a trained model: its mechanisms on its training tokens."""
     from relpos.core.checks import fail
+    from relpos.report.drawing.mechanism_data import strips
     from relpos.train import load
-    from relpos.viz.portrait import strips
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
         if getattr(arguments, option) is not None:
@@ -152,7 +152,7 @@ def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
 
 def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
     """The view of a trained model's tokens, and the strips of its mechanisms, none without mechanisms."""
-    from relpos.viz.portrait import View, strips
+    from relpos.report.drawing.mechanism_data import View, strips
 
     attention = model.blocks[0].attn
     width = attention.qkv.in_features
@@ -199,9 +199,9 @@ def _page(arguments: Namespace) -> None:
     from relpos.files.reading import FileError, read_json
     from relpos.files.tensors import open_tensors
     from relpos.files.writing import write_whole
+    from relpos.report.drawing.stored_positions import KNOWN, stored_positions
     from relpos.report.weights import weights_page
     from relpos.train.checkpoint import CONFIG
-    from relpos.viz.stored import KNOWN, stored_positions
 
     for option in ("length", "grid", "heads", "head_dim", "seed", "query"):
         if getattr(arguments, option) is not None:
@@ -292,7 +292,7 @@ def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str =
     """The file to write; it must not exist and must have a supported ending, by default a picture's."""
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
-    from relpos.viz.strips import ENDINGS
+    from relpos.report.drawing.mechanism_picture import ENDINGS
 
     if path.is_dir():
         fail(

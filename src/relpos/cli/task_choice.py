@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from relpos.cli.saying import say
+from relpos.cli.progress import say
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

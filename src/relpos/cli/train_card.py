@@ -100,8 +100,8 @@ def _picture(model: Any, position: str) -> bytes | None:
 
     if not _reporting() or model.coordinates.count > TRAINED_AT_MOST:
         return None
-    from relpos.viz.canvas import png_bytes
-    from relpos.viz.strips import DOTS_PER_INCH, picture
+    from relpos.report.drawing.canvas import png_bytes
+    from relpos.report.drawing.mechanism_picture import DOTS_PER_INCH, picture
 
     _, strips = strips_of(model.to("cpu"))
     if not strips:

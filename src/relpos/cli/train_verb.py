@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from relpos.cli.ending import end
-from relpos.cli.saying import WITH_A_BAR, say
+from relpos.cli.errors import end
+from relpos.cli.progress import WITH_A_BAR, say
 from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
 
@@ -33,7 +33,7 @@ def run(arguments: Namespace) -> None:
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     from relpos.cli.bars import Description
-    from relpos.comparing.call import note_on_batch
+    from relpos.comparison.entry import note_on_batch
     from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.models.pretrained import CARD

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.files.writing import named, write_whole
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 from relpos.train import Progress
 
 TRAINING = "training"

@@ -32,8 +32,8 @@ from relpos.layers.cache import LayerCache
 from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
-from relpos.position.located import settle
-from relpos.position.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.position.base.device import settle
+from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
 
 AttentionKind = Literal["softmax", "linear", "flash"]
 

@@ -18,8 +18,8 @@ from relpos.core import Coordinates, Sequence, Terms
 from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int, require_tokens, shape_of
 from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
-from relpos.position.located import settle
-from relpos.position.mechanism import is_mechanism
+from relpos.position.base.device import settle
+from relpos.position.base.mechanism import is_mechanism
 
 
 class SelfAttention(nn.Module):

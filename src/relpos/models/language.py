@@ -44,8 +44,8 @@ from relpos.models.config import LanguageConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample
 from relpos.models.transformer import Transformer
-from relpos.position.mechanism import AS_IS
-from relpos.position.scope import decoding
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.scope import decoding
 
 
 class LanguageModel(Transformer):

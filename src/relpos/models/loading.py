@@ -16,7 +16,7 @@ from relpos.files.manifest import require_sound
 from relpos.files.reading import MIB, FileError, path_of, read_json
 from relpos.models.published import OWN, Translation, Weights, translated
 from relpos.models.settings import as_json, llama_arguments, unlike
-from relpos.position.saved import is_settings, require_settings
+from relpos.position.base.saved_settings import is_settings, require_settings
 from relpos_command.visible import visible
 
 _NAMED, _LETTERS = 3, 300

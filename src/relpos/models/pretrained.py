@@ -30,7 +30,7 @@ from relpos.models.card import model_card
 from relpos.models.config import LanguageConfig, SwinConfig, VisionConfig
 from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
 from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
-from relpos.position.saved import is_settings, with_settings
+from relpos.position.base.saved_settings import is_settings, with_settings
 from relpos.version import __version__
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"

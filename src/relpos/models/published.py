@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 
 Weights = Mapping[str, Tensor]
 

@@ -21,7 +21,7 @@ from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel
 from relpos.position import Site, Sum
-from relpos.position.tables import require_std
+from relpos.position.base.tables import require_std
 
 
 class Transformer(PretrainedModel):

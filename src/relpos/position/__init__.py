@@ -1,6 +1,11 @@
 """Position mechanisms, one a file. They make terms; they never see queries, keys or engines."""
 
 from relpos.position.alibi import ALiBi, alibi_slopes
+from relpos.position.base.mechanism import Mechanism, Sum
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset, create_position, find, presets
+from relpos.position.base.scope import decoding, reading_once
+from relpos.position.base.site import Site
 from relpos.position.clipped import ClippedBias
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition
@@ -11,11 +16,8 @@ from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.log_cpb import LogContinuousBias
-from relpos.position.mechanism import Mechanism, Sum
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset, create_position, find, presets
 from relpos.position.relative import (
     RelativePositionBias,
     get_relative_position_index_1d,
@@ -25,10 +27,8 @@ from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
 from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
-from relpos.position.scope import decoding, reading_once
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
-from relpos.position.site import Site
 from relpos.position.t5 import T5Bias
 from relpos.position.transformer_xl import TransformerXLPosition
 from relpos.position.tupe import TUPEPosition

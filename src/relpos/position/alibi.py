@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from relpos.core import Offsets, at_least_float32, constant
 from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, require_int
-from relpos.position.mechanism import AS_IS
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.saved import Settings, plain
-from relpos.position.site import Site
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.saved_settings import Settings, plain
+from relpos.position.base.site import Site
 
 Distance = Literal["euclidean", "manhattan", "axes"]
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from relpos.core import Offsets, at_least_float32, lookup
 from relpos.core.checks import require_int
-from relpos.position.mechanism import AS_IS
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
 
 
 class ClippedBias(OffsetBias):

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Kind, LineVectors, Scale, Terms, at_least_float32, constant
 from relpos.core.checks import fail, require_flag, require_int, without_autocast
 from relpos.core.private import real_numbers
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
 
 
 def _log_edges(buckets: int, max_distance: int) -> tuple[int, ...]:

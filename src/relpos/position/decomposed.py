@@ -39,10 +39,10 @@ from relpos.core import (
 )
 from relpos.core.cache import keep
 from relpos.core.checks import fail, require_int, without_autocast
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, require_window, start_table
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, require_window, start_table
 
 _FEW_CELLS = 2**13
 """Maximum cells, of queries and keys together, whose lines are cached."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Offsets, at_least_float32, lookup
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import covering, require_std, require_window, require_within, start_table
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import covering, require_std, require_window, require_within, start_table
 
 
 class FactoredBias(OffsetBias):

@@ -47,10 +47,10 @@ from relpos.core import (
 )
 from relpos.core.checks import NO_OTHER, fail, require_choice, require_int, require_number, shape_of
 from relpos.core.private import real_numbers
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
 
 _WIDEST = 2**20
 """Maximum ratio; above it, buckets cover more distances than any grid is wide."""

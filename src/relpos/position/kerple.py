@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from relpos.core import Offsets, at_least_float32
 from relpos.core.checks import NO_OTHER, require_choice, require_int
 from relpos.position.alibi import alibi_slopes
-from relpos.position.mechanism import AS_IS
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.site import Site
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 
 
 class Kerple(OffsetBias):

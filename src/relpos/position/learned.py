@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Positions, Sequence, lookup, require_coordinates
 from relpos.core.checks import fail, require_int, shape_of
-from relpos.position.mechanism import Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
-from relpos.position.tokens import add_to_tokens
+from relpos.position.base.mechanism import Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
+from relpos.position.base.tokens import add_to_tokens
 
 
 class LearnedPositionEmbedding(Mechanism):

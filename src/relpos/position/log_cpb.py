@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from relpos.core import Grid, Offsets, at_least_float32, constant
 from relpos.core.checks import fail, require_int
-from relpos.position.mechanism import AS_IS
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_window
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_window
 
 
 class LogContinuousBias(OffsetBias):

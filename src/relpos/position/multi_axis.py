@@ -31,10 +31,10 @@ from torch import Tensor
 from relpos.core import Coordinates, Rotation, Terms, constant, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
-from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
+from relpos.position.base.angles import frequencies, places
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 
 Order = Literal["blocked", "interleaved"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 
 
 class NoPosition(Mechanism):

@@ -38,11 +38,18 @@ from relpos.core import (
     require_sides,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
-from relpos.position.preset import Preset
-from relpos.position.saved import ENTRY, Settings, plain
-from relpos.position.site import Site
-from relpos.position.table_bias import TableBias
-from relpos.position.tables import covering, geometric_places, read_between, require_std, require_within, start_table
+from relpos.position.base.preset import Preset
+from relpos.position.base.saved_settings import ENTRY, Settings, plain
+from relpos.position.base.site import Site
+from relpos.position.base.table_bias import TableBias
+from relpos.position.base.tables import (
+    covering,
+    geometric_places,
+    read_between,
+    require_std,
+    require_within,
+    start_table,
+)
 
 
 def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:

@@ -46,10 +46,11 @@ from relpos.core.cache import FEW_BYTES
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
 from relpos.core.terms.of_content import fixed
-from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.saved import Settings, plain
+from relpos.position.base.angles import frequencies, places
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.saved_settings import Settings, plain
+from relpos.position.base.site import Site
 from relpos.position.scaling import (
     OF_FEW_LISTS,
     DynamicNTK,
@@ -60,7 +61,6 @@ from relpos.position.scaling import (
     Scaled,
     YaRN,
 )
-from relpos.position.site import Site
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
 _KEPT = (256, 2048, 8192)

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Rotation, Terms, at_least_float32, require_coordinates
 from relpos.core.checks import fail, require_int, require_number
 from relpos.core.rotation import require_layout
-from relpos.position.angles import frequencies, places
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
+from relpos.position.base.angles import frequencies, places
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 
 
 class RotaryMixed(Mechanism):

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from relpos.core import Offsets
 from relpos.core.checks import fail, require_int, require_number
-from relpos.position.angles import frequencies, turned
-from relpos.position.mechanism import AS_IS
-from relpos.position.offset_bias import OffsetBias
-from relpos.position.preset import Preset
-from relpos.position.site import Site
+from relpos.position.base.angles import frequencies, turned
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 
 
 class Sandwich(OffsetBias):

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relpos.core.checks import fail, require_flag, require_int, require_number, shape_of
-from relpos.position.angles import frequencies
+from relpos.position.base.angles import frequencies
 
 Scaled = tuple[tuple[float, ...], float]
 """The frequency of each pair, and the magnitude."""

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32
 from relpos.core.checks import require_flag, require_int
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
 
 
 class ShawPosition(Mechanism):

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from relpos.core import Coordinates, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number
-from relpos.position.angles import WaveLayout, angles, frequencies, waves
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tokens import add_to_tokens
+from relpos.position.base.angles import WaveLayout, angles, frequencies, waves
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tokens import add_to_tokens
 
 
 class SinusoidalPositionEmbedding(Mechanism):

@@ -7,7 +7,7 @@ segmentation. A rotation and a bias: the rotation acts on queries and keys, the 
 
 from __future__ import annotations
 
-from relpos.position.preset import Preset, sum_of
+from relpos.position.base.preset import Preset, sum_of
 
 PRESETS = [
     Preset(

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from relpos.core import Offsets, Scale, Term, constant
 from relpos.core.checks import fail, require_flag, require_int
 from relpos.core.private import real_numbers
-from relpos.position.mechanism import AS_IS
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.table_bias import TableBias
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.table_bias import TableBias
+from relpos.position.base.tables import require_std, start_table
 
 _UNSCALED = Scale(1.0)
 

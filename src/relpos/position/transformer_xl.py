@@ -21,11 +21,11 @@ from torch import nn
 
 from relpos.core import Coordinates, LineVectors, QueryBias, Terms, at_least_float32
 from relpos.core.checks import fail, require_choice, require_int, require_number, without_autocast
-from relpos.position.angles import WaveLayout, frequencies, turned, waves
-from relpos.position.mechanism import AS_IS, Mechanism
-from relpos.position.preset import Preset
-from relpos.position.site import Site
-from relpos.position.tables import require_std, start_table
+from relpos.position.base.angles import WaveLayout, frequencies, turned, waves
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
+from relpos.position.base.tables import require_std, start_table
 
 
 class TransformerXLPosition(Mechanism):

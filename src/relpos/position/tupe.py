@@ -38,11 +38,11 @@ from relpos.core import (
     require_coordinates,
 )
 from relpos.core.checks import require_int, without_autocast
+from relpos.position.base.mechanism import Mechanism
+from relpos.position.base.offset_bias import spread
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 from relpos.position.learned import LearnedPositionEmbedding
-from relpos.position.mechanism import Mechanism
-from relpos.position.offset_bias import spread
-from relpos.position.preset import Preset
-from relpos.position.site import Site
 
 UNTIED = 2
 """The vectors before those of the positions: t_1 of a prefix as query, t_2 of a prefix as key."""

@@ -33,11 +33,11 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Rotation, Terms, constant
 from relpos.core.checks import fail, require_choice, require_number, shape_of
-from relpos.position.angles import places
-from relpos.position.mechanism import AS_IS
-from relpos.position.preset import Preset
+from relpos.position.base.angles import places
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.preset import Preset
+from relpos.position.base.site import Site
 from relpos.position.rotary import RotaryEmbedding
-from relpos.position.site import Site
 
 LARGEST_LOGARITHM = 40.0
 """Of a magnitude. A score multiplies two of them, and float32 ends at e ** 88.7."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
+from relpos.report.drawing.charts import Chart, Point
 from relpos.report.measure import measure_of
 from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, outcomes, place
 from relpos.results import ProbeRecord, Results
-from relpos.viz.charts import Chart, Point
 
 AT_MOST = 8
 

@@ -13,8 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relpos.viz.examples import HEAD_DIM, HEADS, SEED
-from relpos.viz.explored import FAMILIES, STRENGTHS
+from relpos.report.drawing.explorer_data import FAMILIES, STRENGTHS
+from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED
 
 HERE = Path(__file__).parent / "templates"
 

@@ -17,16 +17,16 @@ from relpos.files.writing import write_whole
 from relpos.report.advice import advise, listed
 from relpos.report.command import as_given, bibtex, citation, command_line
 from relpos.report.curves import curves, overview
+from relpos.report.drawing.attention_maps import attention_svgs
+from relpos.report.drawing.canvas import LAID_OUT, to_png, to_svg
+from relpos.report.drawing.charts import Chart, draw, figures_beside
+from relpos.report.drawing.learned_positions import learned_svgs
+from relpos.report.drawing.palette import styles, stylesheet
 from relpos.report.measure import measure_of
 from relpos.report.reproduce import reproduce
 from relpos.report.standings import Contender, chance_of, far_probe, outcomes
 from relpos.report.table import NOTHING, Table, build_table, grown_sizes, listed_sizes
 from relpos.results import Results, SettingsRecord, plain, read
-from relpos.viz.attention import attention_svgs
-from relpos.viz.canvas import LAID_OUT, to_png, to_svg
-from relpos.viz.charts import Chart, draw, figures_beside
-from relpos.viz.learned import learned_svgs
-from relpos.viz.palette import styles, stylesheet
 from relpos_command.visible import visible
 
 HERE = Path(__file__).parent / "templates"

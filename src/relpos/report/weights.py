@@ -8,10 +8,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from relpos.viz.canvas import LAID_OUT, to_svg
-from relpos.viz.palette import stylesheet
-from relpos.viz.stored import Stored
-from relpos.viz.strips import alone
+from relpos.report.drawing.canvas import LAID_OUT, to_svg
+from relpos.report.drawing.mechanism_picture import alone
+from relpos.report.drawing.palette import stylesheet
+from relpos.report.drawing.stored_positions import Stored
 from relpos_command.visible import visible
 
 HERE = Path(__file__).parent / "templates"

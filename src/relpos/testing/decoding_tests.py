@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Mask, Sequence
 from relpos.position import Mechanism
-from relpos.position.mechanism import AS_IS
+from relpos.position.base.mechanism import AS_IS
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import WIDTH, attend_under, require_same_gradients, with_parameters
 from relpos.testing.engines import FINEST

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from relpos.core import Terms
 from relpos.position import Preset, Site, find
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import BATCH, WIDTH, attend_under, gradients_of, make_inputs
 from relpos.testing.cases import SuiteCase

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relpos.core.checks import fail
-from relpos.position.saved import is_settings
+from relpos.position.base.saved_settings import is_settings
 from relpos.train.snapshots import Snapshot
 
 

@@ -1,0 +1,53 @@
+"""Common base of the transformers families. Their layers attend through `adapters.interface`.
+
+The published forward makes queries and keys and extends the cache. Our attention function asks the layer for its
+position. Cached keys are not rotated; a rotation applies to all tokens at every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.common.interface import implementation, is_switched, refuse_static
+from relpos.adapters.replacements.placed import Placed
+from relpos.core.checks import fail
+
+
+class PlacedInterfaceAttention(Placed):
+    """Attention that calls its configuration's attention function, which calls `attend_placed`."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The published forward."""
+        if not is_switched(self.config):  # the published function would attend without any position
+            remedy = "Set it by model.set_attn_implementation of the model whose position was replaced."
+            fail("a configuration that selects relpos's attention", implementation(self.config), remedy)
+        refuse_static(kwargs.get("past_key_values"))
+        return super().forward(*args, **kwargs)
+
+
+class PlacedEmbedding(Placed):
+    """An `nn.Embedding` of positions: returns the vectors of position ids."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The vectors `[1 or B, N, E]` of position ids `[1 or B, N]`."""
+        module: Any = self
+        return self.place.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
+
+
+class PlacedTokenModel(Placed):
+    """A model without an embedding of positions: positions are added to its `inputs_embeds`."""
+
+    def embedded(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, cache: Any, ids: Tensor | None = None
+    ) -> Tensor | None:
+        """Tokens with their position, or the caller's `inputs_embeds` if there is nothing to add."""
+        if (input_ids is None) == (inputs_embeds is None):
+            return inputs_embeds  # fails, as published
+        x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if ids is None:
+            before = 0 if cache is None else cache.get_seq_length()
+            ids = torch.arange(before, before + x.shape[1], device=x.device)[None]
+        return self.place.embed(x, ids)

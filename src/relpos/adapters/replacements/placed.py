@@ -1,0 +1,236 @@
+"""A module of another library whose own position is switched off and replaced by a mechanism.
+
+The mechanisms of a stack are one child, `positions`, of the module that holds the stack (the holder): their parameters
+are saved, moved and trained with it. Each layer keeps a `Placement`: the coordinates of its tokens and its mechanism.
+It asks the holder for that child at every call, because PEFT puts a wrapper there.
+
+    tokens    place.embed(x)                     absolute mechanisms, before the first layer
+    scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from relpos.adapters.common.above import Above
+from relpos.adapters.common.interface import mask_of
+from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
+from relpos.adapters.replacements.frozen import Notice, Writes, frozen_unmeant
+from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
+from relpos.core.checks import fail
+from relpos.core.private import asked_while_tracing
+from relpos.models.positions import LayerPositions, in_use
+from relpos.position.base.device import settle
+from relpos.position.base.mechanism import AS_IS, Mechanism, acts_on_tokens
+
+CHILD = "positions"
+"""Name of the mechanisms in the module that holds a stack."""
+
+_FAR = 2**24
+"""The upper limit of positions for mechanisms that are defined at any position."""
+
+
+class ReplacedPositions(LayerPositions):
+    """The mechanisms of a stack, in the module that holds it.
+
+    Attributes:
+        frozen: names in that module of the parameters of its own position that were trainable before.
+    """
+
+    sharing: ClassVar[str] = "shared"
+    frozen: tuple[str, ...] = ()
+    _frozen_by_name = False
+    _notice: Notice | None = None
+    _start: Writes | None = None
+
+    def begin(self, notice: Notice) -> None:
+        """Record the initial parameters and the warning to give."""
+        self._notice, self._start = notice, Writes(self)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As in any module. A call on this module, not on the model, counts as explicit."""
+        self._frozen_by_name = not requires_grad
+        return super().requires_grad_(requires_grad)
+
+    @asked_while_tracing
+    def notice(self, trained: bool) -> None:
+        """Warn, once per model, if it is trained and these mechanisms are frozen at their initial values
+        unintentionally."""
+        if self._notice is None or self._notice.said or self._start is None or not frozen_unmeant(self):
+            return
+        if self._start.none_since(self):
+            self._notice.give(trained=trained)
+
+    def __getstate__(self) -> dict[str, Any]:
+        at_start = self._start is not None and self._start.none_since(self)
+        return {**self.__dict__, "_start": at_start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._start = Writes(self) if state.get("_start") else None
+
+
+@dataclass
+class Placement:
+    """The coordinates of a module's tokens, and its mechanisms.
+
+    Attributes:
+        positions: the mechanisms of its stack.
+        layer: the number of its layer in the stack.
+        coordinates: those the mechanisms were built for. A sequence without prefix also covers shorter ones, and the
+            last queries of cached keys.
+        holder: the module whose child they are. PEFT wraps them there.
+    """
+
+    positions: ReplacedPositions
+    layer: int
+    coordinates: Coordinates
+    holder: Above = Above(None)
+
+    @property
+    def child(self) -> nn.Module:
+        """The mechanisms, or their current wrapper."""
+        holder = self.holder()
+        child = None if holder is None else holder._modules.get(CHILD)
+        return self.positions if child is None else child
+
+    def sums(self) -> list[Mechanism]:
+        """The mechanisms that are in use."""
+        found: list[Mechanism] = in_use(self.child).sums()
+        return found
+
+    def notice(self, q: Tensor) -> None:
+        """In a call in training mode, warn if mechanisms are frozen at their initial values."""
+        child = self.child if self.layer == 0 else None
+        if isinstance(child, ReplacedPositions):
+            child.notice(q.requires_grad)
+
+    def terms(self, queries: int, keys: int) -> Terms:
+        """The position terms of the last `queries` of `keys` tokens.
+
+        Raises:
+            ValueError: the number of tokens differs from the coordinates'.
+        """
+        sums = self.sums()
+        mechanism = sums[self.layer % len(sums)]
+        if not is_growing(self.coordinates):
+            self._require_all(queries)
+            self._require_all(keys)
+            return mechanism.terms(self.coordinates)
+        if queries == keys:
+            return mechanism.terms(Sequence(keys))
+        return mechanism.terms(Sequence(queries, start=keys - queries), Sequence(keys))
+
+    def embed(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Tokens `[B, N, E]` with their absolute position added, if a mechanism has one.
+
+        Args:
+            ids: the position of each token of a sequence, `[1 or B, N]`; default their order.
+
+        Raises:
+            ValueError: the number of tokens differs from the coordinates', or a position is beyond the last.
+        """
+        settle(self.child, x.device)
+        first = self.sums()[0]
+        if not acts_on_tokens(first):
+            return x
+        if not is_growing(self.coordinates):
+            self._require_all(x.shape[1])
+            return first.embed(x, self.coordinates)
+        if ids is None:
+            return first.embed(x, Sequence(x.shape[1]))
+        high = _FAR if AS_IS in first.growth else self.coordinates.count - 1
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and int(ids.max()) > high:
+            remedy = "Replace with coordinates=relpos.Sequence(length) of the longest text."
+            fail(f"positions 0 to {high}, as the mechanism was built for", f"position {int(ids.max())}", remedy)
+        return first.embed(x, Positions(ids, low=0, high=high))
+
+    def _require_all(self, tokens: int) -> None:
+        if tokens != self.coordinates.count:
+            remedy = "Positions are those of the size that the model was built for; build it for the other one."
+            fail(f"{self.coordinates.count} tokens, of {self.coordinates}", f"{tokens}", remedy)
+
+
+def is_growing(coordinates: Coordinates) -> bool:
+    """Whether coordinates also cover any shorter number of tokens: a text."""
+    return isinstance(coordinates, Sequence) and coordinates.prefix == 0
+
+
+class Placed(Retrofitted):
+    """Common base of the mixins."""
+
+    also_recorded = True  # there is no published version of a replaced position
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
+        fail(wanted, "one whose position was replaced", "Record it with torch.export.export.")
+
+    @property
+    def place(self) -> Placement:
+        """The module's placement."""
+        found: Placement = self.made
+        return found
+
+    def added_for(self, name: str) -> Tensor:
+        """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""
+        own: Tensor | None = self._parameters.get(name)
+        if own is not None and own.is_meta and self.place.sums()[0].device == own.device:
+            return own  # `load_state_dict(assign=True)` reads it
+        like: Tensor = self.cls_token
+        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+
+    def attend_placed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attention of the last N of M tokens with the layer's mechanism, `[B, H, N, D]`.
+
+        Args:
+            mask: `[B, M]`, True or 1 at real keys. Or four dimensions: True where a pair may attend, or numbers added
+                to scores.
+            scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
+        """
+        if self.training and torch.is_grad_enabled():
+            self.place.notice(q)
+        settle(self.place.child, q.device)
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
+        scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
+        return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
+
+    def terms_and_mask(
+        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Terms, Mask | None]:
+        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_placed`."""
+        terms = self.place.terms(queries, keys)
+        if mask is not None and mask.dim() == 4:
+            terms, mask = terms + _added(mask), None
+        return terms, mask_of(mask, queries, keys, causal=causal)
+
+
+def is_retrofitted(module: nn.Module) -> bool:
+    """Whether `relpos.retrofit` has swapped a module, and not `relpos.replace_position`."""
+    return is_swapped(module) and not isinstance(module, Placed)
+
+
+def _added(mask: Tensor) -> Term:
+    """A mask of pairs as numbers to add: a quarter of the dtype's minimum, because further terms are added."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
+
+
+def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
+    """Put the mixin in front of a module's class and store its placement."""
+    swap(module, mixin)
+    route(module).mechanism = place

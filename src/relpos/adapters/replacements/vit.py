@@ -1,0 +1,131 @@
+"""Vision transformers: timm's ViT and DeiT, transformers' ViT. Own position: one learned vector per token.
+
+    patches -> class token and registers in front -> own embedding OFF, mechanism -> blocks, mechanism in attention
+
+The grid is that of the model's image size; another size raises an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.adapters.replacements.hf import PlacedInterfaceAttention
+from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
+from relpos.core import Grid
+from relpos.core.checks import fail
+from relpos.position import Site
+
+
+class PlacedTimmAttention(Placed):
+    """`Attention` of timm's layers."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attention among tokens `[B, N, E]`."""
+        module: Any = self
+        gate = None if module.gate is None else module.gate(x).sigmoid()
+        q, k, v = module.qkv(x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = module.q_norm(q), module.k_norm(k)
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*(1,) * (4 - attn_mask.dim()), *attn_mask.shape)
+        dropout = module.attn_drop.p if self.training else 0.0
+        out = self.attend_placed(q, k, v, attn_mask, causal=is_causal, scale=module.scale, dropout=dropout)
+        x = module.norm(out.transpose(1, 2).flatten(2))
+        projected: Tensor = module.proj(x if gate is None else x * gate)
+        dropped: Tensor = module.proj_drop(projected)
+        return dropped
+
+
+class PlacedPatches(Placed):
+    """timm's patch embedding, which checks the grid: another grid with the same number of patches would go
+    unnoticed."""
+
+    def forward(self, x: Tensor) -> Any:
+        """The published forward."""
+        grid_of = getattr(self, "dynamic_feat_size", None)  # a user's own may have none
+        if grid_of is not None:
+            require_grid(self.place.coordinates, grid_of((x.shape[-2], x.shape[-1])))
+        return super().forward(x)
+
+
+class PlacedVisionTransformer(Placed):
+    """`VisionTransformer` of timm, and DeiT with its second token."""
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """Tokens with the prefix in front and their position added."""
+        module: Any = self
+        if x.dim() == 4:  # dynamic_img_size
+            x = x.flatten(1, 2)
+        second = getattr(self, "dist_token", module.reg_token)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (module.cls_token, second) if token is not None]
+        dropped: Tensor = module.pos_drop(self.place.embed(torch.cat([*prefix, x], dim=1)))
+        return dropped
+
+
+class PlacedViTEmbeddings(Placed):
+    """`ViTEmbeddings` of transformers."""
+
+    @property
+    def position_embeddings(self) -> Tensor:
+        """The vectors added to tokens, `[1, N, E]`, instead of its own."""
+        return self.added_for("position_embeddings")
+
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+        """The same vectors. Nothing is interpolated, so only one size is valid."""
+        rows, columns = self.patch_embeddings.patch_size
+        require_grid(self.place.coordinates, (height // rows, width // columns))
+        return self.position_embeddings
+
+
+def require_grid(built: Any, came: tuple[int, int]) -> None:
+    """Raise unless an image has the grid that the mechanisms were built for."""
+    if tuple(built.sizes) != tuple(came):
+        fail(f"images of {built.sizes} patches", f"{tuple(came)}", "Build the model for the other size, then replace.")
+
+
+def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
+    if not isinstance(model.patch_drop, nn.Identity):
+        fail("a model that keeps all patches", f"patch_drop_rate={model.patch_drop.prob}", "Build it with 0.")
+    attention = "timm.layers.attention.Attention"
+    layers = tuple(require_class(getattr(block, "attn", block), attention) for block in model.blocks)
+    grid = given.grid(Grid(*model.patch_embed.grid_size, prefix=model.num_prefix_tokens))
+    own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
+    first = layers[0]
+    site = Site(first.num_heads, first.head_dim, model.embed_dim, grid)
+    tokens = ((model, PlacedVisionTransformer), (model.patch_embed, PlacedPatches))
+    yield Stack(name, model, site, layers, PlacedTimmAttention, own, tokens)
+
+
+def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
+    embeddings = require_class(model.embeddings, f"{_VIT}.ViTEmbeddings")
+    layers = tuple(require_class(layer.attention, f"{_VIT}.ViTAttention") for layer in model.layers)
+    patches = embeddings.patch_embeddings
+    sizes = (image // patch for image, patch in zip(patches.image_size, patches.patch_size, strict=True))
+    own = (absolute("embeddings.position_embeddings", embeddings.position_embeddings),)
+    first = layers[0]
+    site = Site(first.num_attention_heads, first.head_dim, model.config.hidden_size, given.grid(Grid(*sizes, prefix=1)))
+    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((embeddings, PlacedViTEmbeddings),))
+
+
+def absolute(name: str, vectors: Tensor) -> Own:
+    """The description of an embedding `[1, N, E]` that a model adds to its tokens."""
+    return Own(name, f"absolute embedding of {vectors.shape[1]} positions", (name,))
+
+
+_VIT = "transformers.models.vit.modeling_vit"
+STACKS = {
+    "timm.models.vision_transformer.VisionTransformer": _timm,
+    "timm.models.deit.VisionTransformerDistilled": _timm,
+    f"{_VIT}.ViTModel": _transformers,
+}
+READS = {
+    "timm.layers.attention.Attention": ("forward",),
+    "timm.models.vision_transformer.VisionTransformer": ("_pos_embed", "forward_features"),
+    "timm.models.deit.VisionTransformerDistilled": ("_pos_embed", "forward_features"),
+    f"{_VIT}.ViTAttention": ("forward",),
+    f"{_VIT}.ViTEmbeddings": ("forward",),
+}

@@ -1,0 +1,186 @@
+"""LayoutLM's buckets of the distance in the text, and of the horizontal and vertical distance of boxes on the page.
+
+    score[h, i, j] += (text[bucket(t_j - t_i), h] + x[bucket(x_j - x_i), h] + y[bucket(y_j - y_i), h]) / sqrt(D)
+
+Tokens lie anywhere on the page, and the tables get no gradient, as published. So the encoder makes the dense sum once
+for all layers, including the padding, and PyTorch's kernel reads it. The published layers each add three such tensors
+and save four more for the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.adapters.common.interface import published_mask
+from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified
+from relpos.adapters.common.random_inputs import RandomInputs
+from relpos.adapters.common.retrofitted import Retrofitted
+from relpos.core import DenseBias, Positions, Terms
+from relpos.position import T5Bias
+
+
+class LayoutLMv3Encoder(Retrofitted):
+    """The encoder, which makes the bias of all layers."""
+
+    border = 128
+    training_border = 128
+
+    def mechanism(self) -> tuple[T5Bias, ...]:
+        """The buckets of text, x and y."""
+        sizes = [(self.rel_pos_bins, self.max_rel_pos)]
+        if self.has_spatial_attention_bias:
+            sizes += [(self.rel_2d_pos_bins, self.max_rel_2d_pos)] * 2
+        heads = self.config.num_attention_heads
+        return tuple(T5Bias(heads, num_buckets=buckets, max_distance=far, init_std=0.0) for buckets, far in sizes)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        bbox: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
+        """The published forward, except that layers get one bias that includes the padding."""
+        tokens = hidden_states.shape[1]
+        if (
+            position_ids is not None
+            and self.takes(tokens, tokens)
+            and (attention_mask is None or attention_mask.dim() == 2)
+        ):
+            attention_mask = self._bias(position_ids, bbox, attention_mask, hidden_states)
+            bbox = position_ids = None
+        return super().forward(hidden_states, bbox, attention_mask, position_ids, *args, **more)
+
+    def _cal_1d_pos_emb(self, position_ids: Tensor | None) -> Any:
+        return None if position_ids is None else super()._cal_1d_pos_emb(position_ids)  # type: ignore[misc]
+
+    def _cal_2d_pos_emb(self, bbox: Tensor | None) -> Any:
+        return None if bbox is None else super()._cal_2d_pos_emb(bbox)  # type: ignore[misc]
+
+    @torch.no_grad()  # as published
+    def _bias(self, order: Tensor, boxes: Tensor | None, valid: Tensor | None, like: Tensor) -> Tensor:
+        """The bias to add to the scores, `[B, H, N, N]`."""
+        reach = max(self.config.max_position_embeddings, self.config.max_2d_position_embeddings)
+        anywhere = Positions(torch.zeros(1, dtype=torch.long, device=order.device), low=0, high=reach)
+        tables = [(self.rel_pos_bias, order)]
+        if self.has_spatial_attention_bias:
+            assert boxes is not None
+            tables += [(self.rel_pos_x_bias, boxes[..., 0]), (self.rel_pos_y_bias, boxes[..., 3])]
+        batch, tokens = order.shape
+        bias = like.new_zeros(batch, self.config.num_attention_heads, tokens, tokens)
+        for mechanism, (layer, places) in zip(self.made, tables, strict=True):
+            term = next(iter(mechanism.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere)))
+            offsets = places[:, :, None] - places[:, None, :] + reach
+            bias += term.values.to(like.dtype)[:, offsets].transpose(0, 1)
+        bias *= self.layer[0].attention.self.attention_head_size ** -0.5
+        if valid is not None:
+            bias.masked_fill_(~valid.bool()[:, None, None], torch.finfo(like.dtype).min)
+        return bias
+
+
+class LayoutLMv3SelfAttention(Retrofitted):
+    """A layer that is given a bias."""
+
+    border = LayoutLMv3Encoder.border
+    training_border = LayoutLMv3Encoder.training_border
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        rel_pos: Any = None,
+        rel_2d_pos: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Attention by relpos if the encoder passed on the whole bias, else as published."""
+        batch, tokens = hidden_states.shape[:2]
+        if rel_pos is not None or attention_mask is None:
+            mask = published_mask("eager", attention_mask, hidden_states[:, None], tokens)
+            return super().forward(hidden_states, mask, rel_pos=rel_pos, rel_2d_pos=rel_2d_pos, **kwargs)
+        q, k, v = (
+            part(hidden_states).view(batch, tokens, self.num_attention_heads, -1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        dropout: float = self.dropout.p if self.training else 0.0
+        attended = self.attend(q, k, v, position=Terms(DenseBias(attention_mask)), dropout=dropout)
+        return attended.transpose(1, 2).flatten(2), None
+
+
+def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """Run the encoder with one layer on tokens at random places on the page."""
+    from transformers.masking_utils import create_bidirectional_mask
+
+    tokens, attention = draws.tokens, module.layer[0].attention.self
+    x = draws.normal(draws.batch, tokens, attention.query.in_features)
+    generator = torch.Generator().manual_seed(0)
+    boxes = torch.randint(0, 1000, (draws.batch, tokens, 4), generator=generator).to(x.device)
+    order = torch.arange(tokens, device=x.device).expand(draws.batch, -1)
+    valid = draws.padding(draws.batch, tokens)
+    mask = create_bidirectional_mask(module.config, x, valid)
+    return (module(x, boxes, mask, order)[0][valid.bool()],)
+
+
+def _without_position(module: Any) -> str | None:
+    return None if module.has_relative_attention_bias else "its relative position is switched off"
+
+
+_PATH = "transformers.models.layoutlmv3.modeling_layoutlmv3"
+
+KINDS = (
+    PositionKind(
+        name="buckets of boxes",
+        library="transformers",
+        switches=True,
+        replaced=(
+            Replaced(
+                "layoutlmv3",
+                f"{_PATH}.LayoutLMv3Encoder",
+                LayoutLMv3Encoder,
+                reads=("_cal_1d_pos_emb", "_cal_2d_pos_emb", "relative_position_bucket", "forward"),
+                unfit=_without_position,
+            ),
+            Replaced(
+                "layoutlmv3",
+                f"{_PATH}.LayoutLMv3SelfAttention",
+                LayoutLMv3SelfAttention,
+                reads=("forward", "cogview_attention"),
+                unfit=_without_position,
+            ),
+        ),
+        verified=(
+            Verified(
+                f"{_PATH}.LayoutLMv3Encoder",
+                _run,
+                tables=("rel_pos_bias.weight", "rel_pos_x_bias.weight", "rel_pos_y_bias.weight"),
+                first=("layer",),
+            ),
+        ),
+        refused=(
+            Refused(
+                "layoutlmv2",
+                "transformers.models.layoutlmv2.modeling_layoutlmv2.LayoutLMv2Encoder",
+                "it needs detectron2, beside which it was not run",
+            ),
+            Refused(
+                "pp_doclayout_v2",
+                "transformers.models.pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2ReadingOrderEncoder",
+                "a bias of its own comes from the sizes of two boxes, which is no function of an offset",
+            ),
+            Refused(
+                "udop",
+                "transformers.models.udop.modeling_udop.UdopAttention",
+                "its stack adds the biases of text and boxes into one N x N tensor before the layers",
+            ),
+            Refused(
+                "phi4_multimodal",
+                "transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioRelativeAttentionBias",
+                "its model adds the bias into the mask before the layers see it",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,174 @@
+"""Curves over a condition, and accuracy against cost; each line's or point's name is beside the axes, in its colour."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import fill
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from relpos.report.drawing.canvas import drawing
+from relpos.report.drawing.palette import Style
+from relpos_command.visible import visible
+
+WIDTH, HEIGHT = 4.9, 3.1
+LABEL = 7.6
+"""Font size of names beside the axes, in points."""
+MARKED_AT_MOST = 12
+"""Up to this many points, a curve has a marker and an error bar at each."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One figure with its interval; `label` is its tick label on a curve's axis."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of several mechanisms: lines over x, or points if each has only one.
+
+    Attributes:
+        across: the label of x.
+        lines: the points by name, best first. bold: names that the advice mentions.
+        percent: figures are shares. log: logarithmic x. chance: where to draw a dotted line.
+        figure: the label of figures that are neither shares nor bits.
+    """
+
+    title: str
+    across: str
+    lines: Mapping[str, Sequence[Point]]
+    percent: bool
+    log: bool = False
+    chance: float | None = None
+    bold: Sequence[str] = field(default_factory=tuple)
+    figure: str = ""
+
+    @property
+    def up(self) -> str:
+        """The label of the vertical axis."""
+        return self.figure or ("accuracy" if self.percent else "bits per byte (lower is better)")
+
+
+def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Figure:
+    """One chart as a figure."""
+    with drawing(size=8.5):
+        figure = Figure(figsize=size)
+        wide = max((len(visible(name)) for name in chart.lines), default=0) + 6
+        right = 1 - 0.0125 - wide * 0.0118 * WIDTH / size[0]
+        axes = figure.add_axes((0.135, 0.15, right - 0.135 - 0.03, 0.80))
+        draw_on(axes, chart, looks)
+    return figure
+
+
+def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
+    """Draw a chart in given axes, with the names to their right."""
+    points = [point for line in chart.lines.values() for point in line]
+    ticks = {point.x: point.label for point in points if point.label}
+    ink = rcParams["text.color"]
+    few = len(ticks) <= MARKED_AT_MOST and bool(ticks)
+    scattered = all(len(line) == 1 for line in chart.lines.values())
+    _scale(axes, chart, points)
+    for index, (name, line) in enumerate(chart.lines.items()):
+        look, bold = looks[name], name in chart.bold
+        xs, means = (np.asarray([getattr(point, key) for point in line]) for key in ("x", "mean"))
+        apart = 0.0 if scattered or not few else (index - (len(chart.lines) - 1) / 2) * 0.011
+        span = float(np.ptp([point.x for point in points])) or 1.0
+        places = xs * (1 + apart) if chart.log else xs + apart * span
+        if few or scattered:
+            ends = np.abs(np.asarray([[point.low, point.high] for point in line]).T - means)
+            axes.errorbar(places, means, ends, fmt="none", ecolor=look.colour, elinewidth=0.8, alpha=0.55)
+        marker = look.marker if few or scattered else ""
+        drawn = axes.plot(places, means, color=look.colour, linewidth=2.0 if bold else 1.3, marker=marker,
+                          markersize=6.5 if bold and scattered else 4.5)  # fmt: skip
+        if look.dash and not scattered:
+            drawn[0].set_dashes(look.dash)
+    if chart.chance is not None and axes.get_ylim()[0] < chart.chance:
+        axes.axhline(chart.chance, color=ink, linewidth=0.8, linestyle=(0, (1, 3)), alpha=0.7)
+        axes.text(
+            0.5, chart.chance, "chance", fontsize=7, ha="center", va="bottom", transform=axes.get_yaxis_transform()
+        )
+    axes.grid(axis="y", color=ink, alpha=0.12, linewidth=0.6)
+    axes.set_xlabel(chart.across)
+    axes.set_ylabel(chart.up)
+    if ticks and few:
+        axes.set_xticks(sorted(ticks), labels=[visible(ticks[x]) for x in sorted(ticks)])
+        axes.minorticks_off()
+    _name(axes, chart, looks)
+
+
+def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
+    """Fit the vertical axis to the data; it need not start at 0."""
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    margin = 0.05 * (high - low) or 0.01
+    axes.set_ylim(max(0.0, low - margin), min(1.01, high + margin) if chart.percent else high + margin)
+    if chart.log:
+        axes.set_xscale("log", base=2)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    if chart.percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _name(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
+    """Write names and last figures beside the axes, at the height of the lines' ends if there is room."""
+    if not chart.lines:
+        return
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    height = axes.get_position().height * figure.get_figheight() * 72
+    low, high = axes.get_ylim()
+    entries = [(name, line[-1]) for name, line in chart.lines.items()]
+    wanted = np.asarray([(point.mean - low) / (high - low) for _, point in entries])
+    left, right = axes.get_xlim()
+    for (name, point), at, height_of_end in zip(entries, spread(wanted, (LABEL + 2.2) / height), wanted, strict=True):
+        along = (np.log(point.x / left) / np.log(right / left)) if chart.log else (point.x - left) / (right - left)
+        colour = looks[name].colour
+        figured = f"{100 * point.mean:.1f}" if chart.percent else f"{point.mean:.3f}"
+        axes.plot([along, 1.015, 1.04], [height_of_end, at, at], transform=axes.transAxes, color=colour, linewidth=0.5,
+                  alpha=0.45, clip_on=False, zorder=0)  # fmt: skip
+        weight = "bold" if name in chart.bold else "normal"
+        axes.text(1.05, at, f"{name} {figured}", transform=axes.transAxes, color=colour, fontsize=LABEL,
+                  weight=weight, va="center")  # fmt: skip
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+
+
+def spread(wanted: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
+    """Heights close to `wanted`, at least `gap` apart, and between 0 and 1 if they fit."""
+    order = np.argsort(wanted, kind="stable")
+    up, down = wanted[order].copy(), wanted[order].copy()
+    for index in range(1, len(up)):
+        up[index] = max(up[index], up[index - 1] + gap)
+        down[-1 - index] = min(down[-1 - index], down[-index] - gap)
+    found = (up + down) / 2
+    found[-1] = min(found[-1], 1.0)
+    for index in range(len(found) - 2, -1, -1):
+        found[index] = min(found[index], found[index + 1] - gap)
+    if found[0] < 0:
+        found += max(-found[0], 0.0) if found[-1] - found[0] < 1 else (1 - found[-1] - found[0]) / 2
+    placed = np.empty_like(found)
+    placed[order] = found
+    return placed
+
+
+def figures_beside(charts: Sequence[Chart], looks: Mapping[str, Style], title: str) -> Figure:
+    """Charts side by side under a title, 12.8 inches wide, for a file with a white background."""
+    with drawing(ink="#22262b", size=10.0):
+        figure = Figure(figsize=(12.8, 4.9))
+        figure.text(0.03, 0.96, fill(title, 105), fontsize=13, weight="bold", va="top")
+        for index, chart in enumerate(charts):
+            axes = figure.add_axes((0.055 + index / len(charts), 0.12, 0.62 / len(charts), 0.66))
+            axes.set_title(chart.title[:1].upper() + chart.title[1:], loc="left", weight="bold")
+            draw_on(axes, chart, looks)
+    return figure
