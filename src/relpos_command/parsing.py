@@ -11,13 +11,11 @@ import textwrap
 from argparse import Action
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
-from relpos_command.options import VERBS
+from relpos_command.option import add_options, read
+from relpos_command.requests import VERBS
 from relpos_command.visible import visible
-
-if TYPE_CHECKING:
-    from jsonargparse import Namespace
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,11 @@ class CommandLine:
     """The parsed command.
 
     Attributes:
-        verb: a key of `VERBS`. arguments: its options. debug: whether an error shows its traceback.
+        verb: a key of `VERBS`. request: what it is asked. debug: whether an error shows its traceback.
     """
 
     verb: str
-    arguments: Namespace
+    request: Any
     debug: bool
 
 
@@ -111,8 +109,12 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
     verbs = parser.add_subcommands(dest="verb", required=True, metavar="VERB")
     for name, verb in VERBS.items():
         sub = Parser(formatter_class=Formatter, description=verb.summary)
-        verb.add_options(sub)
+        add_options(verb.request, sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         verbs.add_subcommand(name, sub, help=verb.summary)
     parsed = parser.parse_args(typed)
-    return CommandLine(parsed.verb, parsed[parsed.verb], debug="--debug" in given)
+    try:
+        request: Any = read(VERBS[parsed.verb].request, parsed[parsed.verb])
+    except ValueError as error:
+        fail(str(error), 2)
+    return CommandLine(parsed.verb, request, debug="--debug" in given)

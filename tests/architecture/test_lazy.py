@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from source import ROOT
 
-from relpos_command.options import VERBS
+from relpos_command.requests import VERBS
 
 OPTIONAL = {
     "PIL", "accelerate", "beartype", "jinja2", "jsonargparse", "matplotlib", "pytest", "rich", "scipy",

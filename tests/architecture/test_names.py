@@ -132,7 +132,6 @@ MOST_PARAMETERS = 8
 OF_OTHERS = {"relpos.adapters.common.interface": "_attention", "relpos.position.fire": "_rule"}
 """Transformers' signature, and that of a row rule, whose tensors are its parameters."""
 TO_BE_CUT = {
-    "relpos.comparison.settings": "make",
     "relpos.core.densify": "_gradient",
     "relpos.engines.arguments": "resolve, prepare",
     "relpos.testing.oracle": "_attended",

@@ -15,6 +15,7 @@ import relpos
 from relpos.cli import VERBS, main
 from relpos.core import Grid, Sequence
 from relpos.position import Site, create_position, presets
+from relpos_command.option import add_options
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
@@ -152,7 +153,7 @@ def test_options_in_the_synopsis_exist() -> None:
     for line in synopsis.splitlines():
         verb = line.split()[1]
         parser = ArgumentParser()
-        VERBS[verb].add_options(parser)
+        add_options(VERBS[verb].request, parser)
         known = {option for action in parser._actions for option in action.option_strings}
         options = set(re.findall(r"--[a-z-]+", line))
         assert options <= known, f"the synopsis names {options - known}"

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from jsonargparse import Namespace
 from rich.console import Console
 
 from photographs import make_folder
 from relpos.cli.task_choice import choose_task
 from relpos.comparison import ComparisonSettings, default_folder
+from relpos_command.requests import DataOptions
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,7 @@ def test_results_are_named_after_the_folder(folder: str, named: str) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_reading_shows_how_far_it_is_on_a_terminal(terminal: bool, tmp_path: Path) -> None:
-    given = dict.fromkeys(("image_size", "patch", "bad_images", "max_pixels"))
-    typed = Namespace(data=str(make_folder(tmp_path, 4)), rotate=False, **given)
+    typed = DataOptions(data=str(make_folder(tmp_path, 4)))
     file = io.StringIO()
     task = choose_task(typed, Console(file=file, force_terminal=terminal, width=300))
     printed = file.getvalue()

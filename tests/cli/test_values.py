@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from relpos import comparison, train
 from relpos.cli import VERBS, show_verb
-from relpos_command import options
+from relpos_command import requests
+from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
 
 Refused = Callable[..., str]
@@ -34,7 +36,7 @@ def options_of(verb: str) -> dict[str, dict[str, Any]]:
         def add_argument(self, name: str, **how: Any) -> None:
             found[name] = how
 
-    options.VERBS[verb].add_options(Options())  # type: ignore[arg-type]
+    add_options(VERBS[verb].request, Options())  # type: ignore[arg-type]
     return found
 
 
@@ -91,19 +93,20 @@ def test_a_number_out_of_bounds(typed: str, least: int | str, most: str, refused
 
 
 def test_names_that_stand_in_the_options_are_the_librarys() -> None:
-    assert options.OPTIMIZERS == train.OPTIMIZERS
-    assert tuple(train.PRECISIONS) == options.PRECISIONS
-    assert options.WHATS == comparison.WHATS
+    assert requests.OPTIMIZERS == train.OPTIMIZERS
+    assert tuple(train.PRECISIONS) == requests.PRECISIONS
+    assert requests.WHATS == comparison.WHATS
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_names_every_default(verb: str) -> None:
     words = REQUIRED.get(verb, "").split()
-    values = parse([verb, *words]).arguments.as_dict()
-    for option, how in options_of(verb).items():
-        value = values[option.removeprefix("--").replace("-", "_")]
-        if value not in (None, False) and option not in words and option.startswith("--"):
-            assert how["help"].endswith(f"Default: {value}"), option
+    request = parse([verb, *words]).request
+    shown = {option: how["help"] for option, how in options_of(verb).items()}
+    for one in fields(request):
+        value, option = getattr(request, one.name), flag_of(type(request), one.name)
+        if value is not None and not isinstance(value, bool) and option not in words and option.startswith("--"):
+            assert shown[option].endswith(f"Default: {value}"), option
 
 
 @pytest.mark.parametrize("name", ["HEADS", "HEAD_DIM", "SEED", "LENGTH"])

@@ -13,11 +13,13 @@ from relpos.comparison import CHOICES, ComparisonSettings
 from relpos.comparison.cost import GROWING, _Step, memory_sizes, sizes
 from relpos.data import find_task
 from relpos.train import ImageRecipe, TextRecipe
+from relpos_command.requests import CompareRequest
 
 
 def settings(what: str, task: str = "digits", **more: Any) -> ComparisonSettings:
-    asked = {"positions": None, "seeds": 2, "steps": None, "device": "cpu", "precision": "float32"}
-    return ComparisonSettings.make(find_task(task), **{**asked, "what": what, **more})
+    return ComparisonSettings.make(
+        find_task(task), CompareRequest(**{"seeds": 2, "device": "cpu", "what": what, **more})
+    )
 
 
 @pytest.mark.parametrize("what", CHOICES)

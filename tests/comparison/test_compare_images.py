@@ -22,6 +22,7 @@ from relpos.comparison.learned import PIXELS, attention_over_examples, learned
 from relpos.comparison.run import metrics
 from relpos.data import ImageFolder, ImageTask
 from relpos.train import ImageRecipe, right
+from relpos_command.requests import CompareRequest
 
 FAST_SHARE = 5  # of its tests, in the fast part
 
@@ -122,7 +123,8 @@ def test_pictures_of_large_images_are_shrunk_by_whole_patches(tmp_path: Path) ->
 
 
 def asked(task: ImageTask, seeds: int, *positions: str, quick: bool = False) -> ComparisonSettings:
-    return ComparisonSettings.make(task, positions or ("none",), seeds, None, "cpu", "float32", quick=quick)
+    request = CompareRequest(positions=positions or ("none",), seeds=seeds, device="cpu", quick=quick)
+    return ComparisonSettings.make(task, request)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from relpos.data.text import STANDARD_ON_TEXT
 from relpos.models import LanguageModel
 from relpos.position import presets
 from relpos.train import TextRecipe
+from relpos_command.requests import CompareRequest
 
 WORDS = b"the cat sat on the mat and the dog sat on the cat. "
 
@@ -68,7 +69,7 @@ def test_a_changed_file_is_another_comparison(finished: Path, path: Path, capsys
 
 
 def settings(task: Text, positions: tuple[str, ...] | None = None, **more: Any) -> ComparisonSettings:
-    return ComparisonSettings.make(task, positions, more.pop("seeds", 1), None, "cpu", "float32", **more)
+    return ComparisonSettings.make(task, CompareRequest(positions=positions, device="cpu", **more))
 
 
 def test_a_comparison_takes_six_a_dozen_or_all() -> None:

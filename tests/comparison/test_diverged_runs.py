@@ -23,13 +23,14 @@ from relpos.report.page import build_page
 from relpos.report.terminal import render_terminal
 from relpos.results import load_results, plain
 from relpos.train import TextRecipe
+from relpos_command.requests import CompareRequest
 
 DIGITS = find_task("digits")
 
 
 def settings(*positions: str, rate: float = 3e-3, multiplier: float = 10.0) -> ComparisonSettings:
     """A small comparison; with an enormous multiplier whoever learns something about position diverges."""
-    made = ComparisonSettings.make(DIGITS, positions, 1, 2, "cpu", "float32", quick=True)
+    made = ComparisonSettings.make(DIGITS, CompareRequest(positions=positions, steps=2, device="cpu", quick=True))
     small = {"depth": 1, "embed_dim": 16, "num_heads": 2, "batch_size": 8}
     changed = {"learning_rate": rate, "position_learning_rate_multiplier": multiplier}
     return replace(made, recipe=replace(made.recipe, **small, **changed))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
+import relpos
 from relpos.comparison import ComparisonSettings, Job
 from relpos.comparison.choices import find_choice
 from relpos.comparison.settings import QUICK_STEPS, describe, environment
@@ -16,14 +18,18 @@ from relpos.position import presets
 from relpos.results import plain
 from relpos.results.typed import typed
 from relpos.train import ImageRecipe
+from relpos_command.requests import CompareRequest
 
 
 def make(**changes: Any) -> ComparisonSettings:
-    usual = {
-        "task": find_task("digits"), "positions": None, "seeds": 1, "steps": None, "quick": False, "device": "cpu",
-        "precision": "float32",
-    }  # fmt: skip
-    return ComparisonSettings.make(**{**usual, **changes})
+    task = changes.pop("task", None) or find_task("digits")
+    return ComparisonSettings.make(task, CompareRequest(**{"device": "cpu", **changes}))
+
+
+def test_the_call_takes_what_the_command_takes() -> None:
+    arguments = {name: one.default for name, one in inspect.signature(relpos.compare).parameters.items()}
+    del arguments["display"]
+    assert arguments == {one.name: one.default for one in fields(CompareRequest)}
 
 
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:

@@ -19,6 +19,7 @@ from relpos.comparison.store import OtherSettingsError, Store, require_usable
 from relpos.data import find_task
 from relpos.files.writing import PART, WriteError
 from relpos.results import SCHEMA_VERSION
+from relpos_command.requests import CompareRequest
 
 SETTINGS: dict[str, Any] = {"task": "digits", "seeds": 2, "recipe": {"steps": 400, "learning_rate": 0.003}}
 HERE = {"torch": "2.13.0", "cores": 2}
@@ -268,8 +269,8 @@ def test_the_command_names_the_file_before_it_trains(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, task = tmp_path / "out", find_task("digits")
-    asked = (("none",), 1, 3, "cpu", "float32")
-    store = Comparison(ComparisonSettings.make(task, *asked, quick=True), task, out).store
+    request = CompareRequest(positions=("none",), steps=3, device="cpu", quick=True)
+    store = Comparison(ComparisonSettings.make(task, request), task, out).store
     for record in ("none--recipe--seed0", "timing"):
         store.add(record, RECORD)
     (out / name).write_text('{"half')

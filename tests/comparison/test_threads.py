@@ -11,6 +11,7 @@ import torch
 from relpos.comparison import Comparison, ComparisonSettings, OtherSettingsError, cost, default_folder
 from relpos.data import find_task
 from relpos.results import Cost
+from relpos_command.requests import CompareRequest
 
 DIGITS = find_task("digits")
 
@@ -24,7 +25,7 @@ def threads_afterwards() -> Iterator[None]:
 
 def made(threads: int) -> ComparisonSettings:
     torch.set_num_threads(threads)  # as OMP_NUM_THREADS does where a process begins
-    return ComparisonSettings.make(DIGITS, ("none",), 1, 1, "cpu", "float32", quick=True)
+    return ComparisonSettings.make(DIGITS, CompareRequest(positions=("none",), steps=1, device="cpu", quick=True))
 
 
 def test_another_number_of_threads_is_another_comparison(tmp_path: Path) -> None:

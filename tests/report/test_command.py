@@ -1,12 +1,14 @@
 """How to run again and how to cite: the very words."""
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from relpos.report.command import bibtex, citation, command_line
+from relpos.report.command import bibtex, citation, command_line, requested
 from relpos.results import read
+from relpos_command.parsing import parse
 
 
 def test_command_asks_for_the_same_comparison(make: Any) -> None:
@@ -32,8 +34,8 @@ def test_command_names_the_images_and_how_they_were_read(make: Any) -> None:
         "contents": "a fingerprint",
     }
     assert command_line(read(results)).startswith(
-        "relpos compare --data '/my pictures' --image-size 64x96 --patch 8 --bad-images skip --rotate "
-        "--max-pixels 5000 --positions none "
+        "relpos compare --data '/my pictures' --image-size 64x96 --patch 8 --bad-images skip "
+        "--max-pixels 5000 --rotate --positions none "
     )
     results["settings"]["task_options"] = {"images": "here", "rotate": False, "patch": None}
     assert command_line(read(results)).startswith("relpos compare --data here --positions none ")
@@ -75,6 +77,25 @@ def test_command_tells_a_file_from_what_comes_along(make: Any) -> None:
     assert " --data ./digits " in command_line(read(results))
     results["settings"]["task_options"] = {"text": "more/digits"}
     assert " --data more/digits " in command_line(read(results))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quick": True, "changes": {"batch_size": 8, "learning_rate": 0.01, "norm": "rmsnorm", "weight_decay": 0.5}},
+        {"model": "timm:vit", "step": "a b.py:f", "given": {"model": "timm:vit", "step": "x/a b.py:f"}},
+        {"task": "images", "task_options": {"images": "photos", "patch": [4, 4], "rotate": True, "max_pixels": 9}},
+    ],
+)
+def test_the_command_asks_for_the_request(make: Any, changes: dict[str, Any]) -> None:
+    """What is parsed of the command is the request that it was written from."""
+    results = make(("none", "learned"))
+    results["settings"] |= changes
+    found = read(results)
+    words = shlex.split(command_line(found))
+    asked = requested(found.settings)
+    assert parse(words[1:]).request == replace(asked, out="DIR")
+    assert asked.positions == ("none", "learned")
 
 
 def test_citation_and_bibtex_name_the_version(make: Any) -> None:

@@ -15,6 +15,7 @@ from relpos.comparison.settings import describe
 from relpos.data import find_task
 from relpos.report.reproduce import reproduce
 from relpos.results import SCHEMA_VERSION, Results, ResultsError, plain, read
+from relpos_command.requests import CompareRequest
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 
@@ -32,8 +33,9 @@ def compared(task: str, name: str, *, seed: int = 0, **asked: Any) -> Results:
     """The results of a small comparison, as the command has them but for figures of a clock."""
     data = find_task(task)
     positions = None if "what" in asked else (name,)
-    more = {"precision": "float32", "choices": None if positions else (name,)} | asked
-    settings = ComparisonSettings.make(data, positions, 1, 6, "cpu", quick=True, **more)
+    choices = None if positions else (name,)
+    request = CompareRequest(positions=positions, choices=choices, steps=6, device="cpu", quick=True, **asked)
+    settings = ComparisonSettings.make(data, request)
     settings = replace(settings, recipe=replace(settings.recipe, **TINY))
     (job,) = settings.jobs(data)
     record = plain(run(replace(job, seed=seed), settings, data))

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Callable, Sequence
 
 from relpos.cli.errors import end, is_lost_connection
-from relpos_command.options import VERBS as VERBS
 from relpos_command.parsing import CommandLine, fail, parse
+from relpos_command.requests import VERBS as VERBS
 
 _KEPT = "what was finished is kept; the same command continues from there"
 KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "what checkpoints hold is kept", "show": "nothing was drawn"}
@@ -78,9 +78,9 @@ def _user_error(error: Exception, kept: str | None) -> str:
 def _run(call: CommandLine, loaded: Callable[[], object]) -> None:
     module = importlib.import_module(f"relpos.cli.{call.verb}_verb")
     if hasattr(module, "require_names"):  # report a misspelt name before slow imports
-        module.require_names(call.arguments)
+        module.require_names(call.request)
     for name in getattr(module, "LIBRARIES", ()):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:  # the verb reports a missing one
             importlib.import_module(name)
     loaded()
-    module.run(call.arguments)
+    module.run(call.request)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from relpos.cli.progress import say, say_list, watched
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
-
     from relpos.bench.run import Bench, BenchSettings
+    from relpos_command.requests import BenchRequest
 
 
 LIBRARIES = ("relpos.bench.run",)
@@ -35,9 +34,9 @@ def _list() -> None:
     say_list(Console(), {family: [case.name for case in cases] for family, cases in all_families().items()})
 
 
-def run(arguments: Namespace) -> None:
+def run(request: BenchRequest) -> None:
     """Run the verb."""
-    if arguments.list:
+    if request.list:
         _list()
         return
     from rich.console import Console
@@ -46,17 +45,15 @@ def run(arguments: Namespace) -> None:
     from relpos.bench.run import Bench, BenchSettings
 
     console = Console()
-    named = arguments.engines
-    engines = None if named is None else tuple(name.strip() for name in named.split(",") if name.strip())
     settings = BenchSettings.make(
-        find_cases(arguments.cases),
-        engines,
-        arguments.repeats,
-        threads=arguments.threads,
-        memory=not arguments.no_memory,
-        quick=arguments.quick,
+        find_cases(request.cases),
+        request.engines,
+        request.repeats,
+        threads=request.threads,
+        memory=request.memory,
+        quick=request.quick,
     )
-    folder = default_folder(settings) if arguments.out is None else Path(arguments.out)
+    folder = default_folder(settings) if request.out is None else Path(request.out)
     measure(Bench(settings, folder), console)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
+    from relpos_command.requests import CheckRequest
 
 LIBRARIES = ("relpos.bench.engines",)
 
 
-def run(arguments: Namespace) -> None:
+def run(request: CheckRequest) -> None:
     """Run the verb. Raises `SystemExit(1)` if an engine differs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -18,7 +18,7 @@ def run(arguments: Namespace) -> None:
     from relpos.bench.engines import check, count, engines, render
     from relpos.cli.bars import Description
 
-    asked = engines(arguments.engines)
+    asked = engines(request.engines)
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), Description(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:  # so that only the table is piped
@@ -26,6 +26,6 @@ def run(arguments: Namespace) -> None:
         for row in check(asked):
             rows.append(row)
             bars.update(bar, advance=1, description=f"{row.engine}, {row.device}, {row.dtype}")
-    print(render(rows, every=arguments.all))
+    print(render(rows, every=request.all))
     if any(row.fault for row in rows):
         raise SystemExit(1)

@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from relpos_command.option import flag_of
+
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
+    from relpos_command.requests import ShowRequest
 
 OTHERS = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "out")
 """Options of `relpos show` that are controls on the page, or belong to other pictures."""
 
 
-def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
+def write_page(request: ShowRequest, free: Callable[[Path], Path]) -> None:
     """Write the explorer with every mechanism, the named one first; `free` raises if the file exists."""
     from rich.console import Console
 
@@ -28,13 +30,14 @@ def write_page(arguments: Namespace, free: Callable[[Path], Path]) -> None:
     from relpos.report.explorer import explorer_page
 
     for option in OTHERS:
-        if getattr(arguments, option) is not None:
-            name = f"--{option.replace('_', '-')}"
+        if getattr(request, option) is not None:
+            name = flag_of(type(request), option)
             fail("--page alone, or with a position", f"--page and {name}", f"Choose it on the page; leave {name} out.")
-    out = free(Path(arguments.page))
+    assert request.page is not None
+    out = free(Path(request.page))
     known = list(presets().values())
-    if arguments.position is not None:
-        first = find(arguments.position)
+    if request.position is not None:
+        first = find(request.position)
         known = [first, *(one for one in known if one.name != first.name)]
     entries = [explored(one, partial(trained, one.name)) for one in known]
     write_whole(out, explorer_page(entries, version=__version__))

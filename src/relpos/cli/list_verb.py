@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING
 from relpos.cli.progress import say, say_list
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
-
     from relpos.position import Preset
+    from relpos_command.requests import ListRequest
 
 
-def run(arguments: Namespace) -> None:
+def run(request: ListRequest) -> None:
     """Run the verb."""
     from rich.console import Console
 
     console = Console()
-    if arguments.kind == "positions":
+    if request.kind == "positions":
         from relpos.position import presets
 
         known = presets().values()
-        say_list(console, {one.name: [_title(one), *_more(one, arguments.long)] for one in known})
-        if not arguments.long and console.is_terminal:
+        say_list(console, {one.name: [_title(one), *_more(one, request.long)] for one in known})
+        if not request.long and console.is_terminal:
             say(console, "--long says what each is, and its source.")
-    elif arguments.kind == "data":
+    elif request.kind == "data":
         from relpos.data import KINDS_OF_DATA
 
         say_list(console, {name: [summary] for name, summary in KINDS_OF_DATA.items()})

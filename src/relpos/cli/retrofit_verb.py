@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
     from rich.table import Table
 
     from relpos.bench.retrofits import RetrofitTiming
+    from relpos_command.requests import RetrofitRequest
 
 LIBRARIES = ("relpos.bench.retrofits",)
 LENGTHS = (512, 1024, 2048)
 _LONGEST = 2**20
 
 
-def run(arguments: Namespace) -> None:
+def run(request: RetrofitRequest) -> None:
     """Run the verb."""
     import torch
     from rich.console import Console
@@ -27,25 +27,25 @@ def run(arguments: Namespace) -> None:
     from relpos.cli.bars import Description
     from relpos.core.checks import fail
 
-    if arguments.train and arguments.forward:
+    if request.train and request.forward:
         fail("one of --train and --forward", "both", "Leave one out.")
-    lengths = LENGTHS if arguments.lengths is None else _lengths(arguments.lengths)
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
+    lengths = LENGTHS if request.lengths is None else _lengths(request.lengths)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
     console = Console()
     columns = (SpinnerColumn(), Description(), TimeElapsedColumn())
     shown = Console(stderr=True)  # so that only the table is piped
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
-        bar = bars.add_task(f"load {arguments.model}")
-        model = _model(arguments.model).to(arguments.device)
+        bar = bars.add_task(f"load {request.model}")
+        model = _model(request.model).to(request.device)
         try:
             report, timings = compare_retrofit(
                 model,
                 lengths,
-                train=not arguments.forward,
-                rounds=arguments.rounds,
-                batch=arguments.batch_size,
-                border=arguments.border,
+                train=not request.forward,
+                rounds=request.rounds,
+                batch=request.batch_size,
+                border=request.border,
                 progress=lambda what: bars.update(bar, description=what),
             )
         except RuntimeError as error:
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> None:
             raise
     console.print(Text(str(report)), soft_wrap=True)
     console.print()
-    console.print(_table(timings, forward=arguments.forward))
+    console.print(_table(timings, forward=request.forward))
     console.print(_pays(timings), highlight=False, soft_wrap=True)
 
 

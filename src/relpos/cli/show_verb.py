@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.cli.progress import say
+from relpos_command.option import flag_of
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
-
     from relpos.core import Grid, Sequence
     from relpos.position import Preset
     from relpos.report.drawing.mechanism_data import View
     from relpos.report.drawing.mechanism_picture import Strip
+    from relpos_command.requests import ShowRequest
 
 HEADS, HEAD_DIM, SEED, LENGTH, GRID = 4, 16, 0, 16, (8, 8)
 TOKENS_AT_MOST = 4096
@@ -29,44 +29,44 @@ CONFIG_AT_MOST = 2**24
 PAGE_ENDING = ".html"
 
 
-def require_names(arguments: Namespace) -> None:
+def require_names(request: ShowRequest) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.position import find
 
-    if arguments.position is not None:
-        find(arguments.position)
+    if request.position is not None:
+        find(request.position)
 
 
-def run(arguments: Namespace) -> None:
+def run(request: ShowRequest) -> None:
     """Run the verb."""
     from rich.console import Console
 
     from relpos.core.checks import fail
     from relpos.report.drawing.mechanism_picture import picture, save_picture
 
-    if arguments.page is not None:
+    if request.page is not None:
         from relpos.cli.explorer_page import write_page
 
-        write_page(arguments, lambda path: free_file(path, (PAGE_ENDING[1:],), option="--page"))
+        write_page(request, lambda path: free_file(path, (PAGE_ENDING[1:],), option="--page"))
         return
-    if (arguments.position is None) == (arguments.weights is None):
-        came = "neither" if arguments.position is None else f"{arguments.position!r} and --weights"
+    if (request.position is None) == (request.weights is None):
+        came = "neither" if request.position is None else f"{request.position!r} and --weights"
         fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
-    if arguments.weights is not None and _wants_page(arguments):
-        _page(arguments)
+    if request.weights is not None and _wants_page(request):
+        _page(request)
         return
-    out = None if arguments.out is None else free_file(Path(arguments.out))
-    if arguments.weights is None:
-        name, title, note, view, strips = _untrained(arguments)
+    out = None if request.out is None else free_file(Path(request.out))
+    if request.weights is None:
+        name, title, note, view, strips = _untrained(request)
     else:
-        name, title, note, view, strips = _trained(arguments)
+        name, title, note, view, strips = _trained(request)
     out = free_file(_numbered(Path(f"show-{name}.png"))) if out is None else out
     save_picture(picture(title, note, strips), out)
     what = f"{name}, {_tokens_in_words(view.tokens)}" + ("" if view.query is None else f", {view.chosen_name}")
     say(Console(), f"Drew {what}: {out}")
 
 
-def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
+def _untrained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     """Name, title, note, view and strips of a mechanism by name."""
     import torch
 
@@ -75,18 +75,17 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
     from relpos.report.drawing.mechanism_data import HEADS_AT_MOST, View, strips
     from relpos.report.drawing.trained_examples import SITES, TRAINED_ON, start, trained
 
-    preset = find(arguments.position, 2 if arguments.grid is not None else 1 if arguments.length is not None else None)
-    tokens = _tokens(preset, arguments.length, arguments.grid)
+    assert request.position is not None
+    preset = find(request.position, 2 if request.grid is not None else 1 if request.length is not None else None)
+    tokens = _tokens(preset, request.length, request.grid)
     heads, head_dim, seed = (
         default if given is None else given
-        for given, default in zip(
-            (arguments.heads, arguments.head_dim, arguments.seed), (HEADS, HEAD_DIM, SEED), strict=True
-        )
+        for given, default in zip((request.heads, request.head_dim, request.seed), (HEADS, HEAD_DIM, SEED), strict=True)
     )
     require_int(heads, "--heads", at_least=1)
     require_int(head_dim, "--head-dim", at_least=1)
     require_int(seed, "--seed", at_least=0)
-    view = View(tokens, heads, head_dim, heads * head_dim, arguments.query)
+    view = View(tokens, heads, head_dim, heads * head_dim, request.query)
     _require_query(view)
     torch.manual_seed(seed)
     site = Site(num_heads=heads, head_dim=head_dim, embed_dim=heads * head_dim, queries=tokens)
@@ -96,7 +95,7 @@ def _untrained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
         where = f"Here a head is {head_dim} wide (--head-dim), a token {heads} times that (--heads): {site.embed_dim}."
         raise ValueError(f"{error} {where}") from error
     note = f"{_tokens_in_words(tokens).capitalize()}, {heads} head{'s' if heads > 1 else ''} of width {head_dim}. "
-    example = trained(preset.name, site) if arguments.seed is None else None
+    example = trained(preset.name, site) if request.seed is None else None
     if example is not None:
         axes = tokens.axes
         std, task = SITES[axes].init_std, TRAINED_ON[axes]
@@ -124,22 +123,23 @@ _READING = (
 )
 
 
-def _trained(arguments: Namespace) -> tuple[str, str, str, View, list[Strip]]:
+def _trained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     """The same for a trained model: its mechanisms on its training tokens."""
     from relpos.core.checks import fail
     from relpos.report.drawing.mechanism_data import strips
     from relpos.train import load
 
     for option in ("length", "grid", "heads", "head_dim", "seed"):
-        if getattr(arguments, option) is not None:
-            name = f"--{option.replace('_', '-')}"
+        if getattr(request, option) is not None:
+            name = flag_of(type(request), option)
             fail("--weights alone", f"--weights and {name}", f"A trained model has its own; leave {name} out.")
-    folder = _model_folder(Path(arguments.weights))
+    assert request.weights is not None
+    folder = _model_folder(Path(request.weights))
     loaded: tuple[Any, dict[str, Any]] = load(folder)
     model, config = loaded
     if (count := model.coordinates.count) > TRAINED_AT_MOST:
         fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
-    view, found = strips_of(model.to("cpu"), arguments.query)
+    view, found = strips_of(model.to("cpu"), request.query)
     found = found or strips([], view)
     steps = config.get("recipe", {}).get("steps")
     learned = any(True for _ in model.positions.parameters())
@@ -167,14 +167,15 @@ def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
     return view, found
 
 
-def _wants_page(arguments: Namespace) -> bool:
+def _wants_page(request: ShowRequest) -> bool:
     """Whether to draw a page from parameter names: it is requested, or relpos did not train the model."""
     from relpos.files.reading import FileError, read_json
     from relpos.files.tensors import ENDING, INDEX
     from relpos.train.checkpoint import CONFIG, WEIGHTS
 
-    path = Path(arguments.weights)
-    if Path(arguments.out or "").suffix.lower() == PAGE_ENDING:
+    assert request.weights is not None
+    path = Path(request.weights)
+    if Path(request.out or "").suffix.lower() == PAGE_ENDING:
         return True
     if path.is_file() and path.name != WEIGHTS:
         return path.name.endswith((ENDING, INDEX))
@@ -190,7 +191,7 @@ def _wants_page(arguments: Namespace) -> bool:
     return in_windows or (isinstance(config, dict) and any(name in config for name in foreign))
 
 
-def _page(arguments: Namespace) -> None:
+def _page(request: ShowRequest) -> None:
     """Write the page of learned positions in given weights."""
     from rich.console import Console
 
@@ -204,13 +205,14 @@ def _page(arguments: Namespace) -> None:
     from relpos.train.checkpoint import CONFIG
 
     for option in ("length", "grid", "heads", "head_dim", "seed", "query"):
-        if getattr(arguments, option) is not None:
-            name = f"--{option.replace('_', '-')}"
+        if getattr(request, option) is not None:
+            name = flag_of(type(request), option)
             fail("--weights alone", f"--weights and {name}", f"The page has every head and offset; leave {name} out.")
-    path = Path(arguments.weights)
+    assert request.weights is not None
+    path = Path(request.weights)
     name = path.resolve().name
     unnamed = _numbered(Path(f"show-{name.partition('.safetensors')[0]}.html"))
-    out = free_file(Path(arguments.out or unnamed), (PAGE_ENDING[1:],))
+    out = free_file(Path(request.out or unnamed), (PAGE_ENDING[1:],))
     tensors = open_tensors(path)
     try:
         config = read_json((path if path.is_dir() else path.parent) / CONFIG, CONFIG_AT_MOST)

@@ -13,20 +13,20 @@ from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
+    from relpos_command.requests import TrainRequest
 
 
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
 
 
-def require_names(arguments: Namespace) -> None:
+def require_names(request: TrainRequest) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.position import find
 
-    find(arguments.position)
+    find(request.position)
 
 
-def run(arguments: Namespace) -> None:
+def run(request: TrainRequest) -> None:
     """Run the verb."""
     import torch
     from rich.console import Console
@@ -53,54 +53,54 @@ def run(arguments: Namespace) -> None:
 
     end_with_launcher()
     require_all_started()
-    if arguments.devices is not None and world_size() not in (1, arguments.devices):
-        fail(f"--devices {world_size()}, as many as the launcher started", str(arguments.devices), "Leave it out.")
-    if arguments.devices is not None and arguments.devices > 1 and world_size() == 1:
-        _launch(arguments.devices)
+    if request.devices is not None and world_size() not in (1, request.devices):
+        fail(f"--devices {world_size()}, as many as the launcher started", str(request.devices), "Leave it out.")
+    if request.devices is not None and request.devices > 1 and world_size() == 1:
+        _launch(request.devices)
     console = Console(quiet=not is_main())
-    folder = Path(arguments.out)
+    folder = Path(request.out)
     if is_main():
         check_free(folder, CARD, PICTURE)
         require_writable(folder)
-    if arguments.steps is not None:
-        require_int(arguments.steps, "steps", at_least=1)
-    require_int(arguments.threads, "threads", at_least=1)
-    torch.set_num_threads(arguments.threads)
-    device = device_here(resolve_device(arguments.device))
-    require_precision(arguments.precision)
-    require_choice(arguments.optimizer, "--optimizer", OPTIMIZERS)
-    task = choose_task(arguments, console)
-    position = find(arguments.position, len(task.grid)).name
-    recipe = Recipe.of(task).by(arguments.optimizer).within(task)
-    if arguments.batch_size is not None:
-        recipe = replace(recipe, batch_size=arguments.batch_size).within(task)
-    if arguments.steps is not None:
-        recipe = replace(recipe, steps=arguments.steps, warmup_steps=min(recipe.warmup_steps, arguments.steps))
+    if request.steps is not None:
+        require_int(request.steps, "steps", at_least=1)
+    require_int(request.threads, "threads", at_least=1)
+    torch.set_num_threads(request.threads)
+    device = device_here(resolve_device(request.device))
+    require_precision(request.precision)
+    require_choice(request.optimizer, "--optimizer", OPTIMIZERS)
+    task = choose_task(request, console)
+    position = find(request.position, len(task.grid)).name
+    recipe = Recipe.of(task).by(request.optimizer).within(task)
+    if request.batch_size is not None:
+        recipe = replace(recipe, batch_size=request.batch_size).within(task)
+    if request.steps is not None:
+        recipe = replace(recipe, steps=request.steps, warmup_steps=min(recipe.warmup_steps, request.steps))
     if note := note_on_batch(recipe, task):
         say(console, note)
-    parallelism = Parallelism(arguments.strategy, arguments.accumulate, arguments.compile)
+    parallelism = Parallelism(request.strategy, request.accumulate, request.compile)
     parallelism.require_divides(recipe.batch_size, world_size())
     weights = recipe.build(task, position).parameters()
     if is_main():
         require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
     checkpointing = Checkpointing(
         folder,
-        arguments.checkpoint_every,
-        arguments.keep,
+        request.checkpoint_every,
+        request.keep,
         settings={
             "task": task.name,
             "task options": json.loads(json.dumps(task.options, default=str)),
             "position": position,
-            "seed": arguments.seed,
-            "precision": arguments.precision,
-            "accumulate": arguments.accumulate,
+            "seed": request.seed,
+            "precision": request.precision,
+            "accumulate": request.accumulate,
             **asdict(recipe),
         },
         about={
             "processes": world_size(),
-            "strategy": arguments.strategy,
-            "compile": arguments.compile,
-            "threads": arguments.threads,
+            "strategy": request.strategy,
+            "compile": request.compile,
+            "threads": request.threads,
             "device": str(device),
             "torch": torch.__version__,
         },
@@ -122,13 +122,13 @@ def run(arguments: Namespace) -> None:
                 task,
                 position,
                 recipe,
-                seed=arguments.seed,
+                seed=request.seed,
                 device=device,
-                precision=arguments.precision,
+                precision=request.precision,
                 watch=watch,
                 parallelism=parallelism,
                 checkpointing=checkpointing,
-                resume=arguments.resume,
+                resume=request.resume,
             )
         except StoppedError as stopped:
             bars.stop()
@@ -139,10 +139,10 @@ def run(arguments: Namespace) -> None:
         if not is_main():
             return
         about = {
-            "seed": arguments.seed,
+            "seed": request.seed,
             "device": str(device),
-            "precision": arguments.precision,
-            "threads": arguments.threads,
+            "precision": request.precision,
+            "threads": request.threads,
             "processes": world_size(),
             "relpos": __version__,
             "torch": torch.__version__,

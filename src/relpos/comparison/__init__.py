@@ -3,15 +3,8 @@
 from relpos.comparison.callables import find_build, find_function, not_told_apart
 from relpos.comparison.choices import CHOICES, WHATS
 from relpos.comparison.experiment import Comparison
-from relpos.comparison.settings import (
-    OWN,
-    ComparisonSettings,
-    Job,
-    default_folder,
-    environment,
-    listed,
-    require_asked,
-)
+from relpos.comparison.request import OWN
+from relpos.comparison.settings import ComparisonSettings, Job, default_folder, environment, listed
 from relpos.comparison.store import OtherSettingsError, require_usable
 from relpos.comparison.workers import Event, WorkerError, random_state_kept
 
@@ -32,6 +25,5 @@ __all__ = [
     "listed",
     "not_told_apart",
     "random_state_kept",
-    "require_asked",
     "require_usable",
 ]

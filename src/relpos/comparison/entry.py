@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,26 +14,24 @@ from relpos.comparison import (
     Comparison,
     ComparisonSettings,
     default_folder,
-    find_build,
-    find_function,
     listed,
     not_told_apart,
     random_state_kept,
-    require_asked,
     require_usable,
 )
 from relpos.comparison.display import Display
+from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
-from relpos.core.checks import fail, require_choice, require_flag, shape_of
+from relpos.core.checks import fail
 from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report.page import write_report
 from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep, build_swin
+from relpos_command.requests import CompareRequest
 
 PAGE = "report.html"
 
 
-@random_state_kept()
 def compare(
     model: str | Build | None = None,
     data: object = "digits",
@@ -115,87 +113,84 @@ def compare(
         >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
         >>> print(result.table())  # doctest: +SKIP
     """
-    display = Display() if display is None else display
-    require_flag(quick, "quick")
-    require_flag(rotate, "rotate")
-    procedure = _procedure(model, step, evaluate, better)
-    asked = (_names(positions, "positions"), seeds, steps, device, precision)
-    chosen = _names(choices, "choices")
-    require_asked(*asked, what=what, choices=chosen, procedure=procedure)
-    if recipe is not None and not isinstance(recipe, Mapping):
-        fail("recipe to be a dict of fields", shape_of(recipe), 'Pass for example recipe={"weight_decay": 0.1}.')
-    if out is not None and not isinstance(out, str | os.PathLike):
-        fail("out to be the path of a folder", shape_of(out), "Leave it out for one under runs/.")
-    folder = None if out is None else Path(out)
-    if folder is None:  # before many images are read
+    request = CompareRequest(
+        model=model,
+        data=data,
+        positions=positions,  # type: ignore[arg-type]  # one name, or any iterable of names
+        seeds=seeds,
+        step=step,
+        evaluate=evaluate,
+        better=better,
+        steps=steps,
+        batch_size=batch_size,
+        lr=lr,
+        recipe=recipe,
+        what=what,
+        choices=choices,  # type: ignore[arg-type]
+        image_size=image_size,
+        patch=patch,
+        bad_images=bad_images,
+        max_pixels=max_pixels,
+        rotate=rotate,
+        out=out,
+        quick=quick,
+        device=device,
+        precision=precision,
+    )
+    return answer(request, Display() if display is None else display)
+
+
+@random_state_kept()
+def answer(request: CompareRequest, display: Display) -> ComparisonResult:
+    """Run the comparison that was asked for: what `relpos.compare` and the command share."""
+    request, procedure = checked(request)
+    if request.out is None:  # before many images are read
         require_writable(Path("runs"))
     else:
-        require_usable(folder)
-    if isinstance(procedure.build, LibraryModel) and patch is None:
-        image_size, patch = _sizes(procedure.build, data, image_size)
-    with display.reading() as watch:
-        images = {"image_size": image_size, "patch": patch, "bad_images": bad_images, "max_pixels": max_pixels}
-        task = find_data(data, watch=watch, **images, rotate=rotate)
-    if procedure.build is None and task.kind == "other":
-        came = "none, and relpos's own take images [C, height, width] with a class each"
-        fail("a model beside these datasets", came, "Pass model=build.")
-    if task.kind == "other" and not procedure.measures:
-        remedy = "Pass evaluate= and better=, or step= alone, whose loss is then the figure."
-        fail("a figure to measure on inputs that are neither images nor text", "no step and no evaluate", remedy)
-    said = notes(task)
-    if isinstance(procedure.build, LibraryModel):
-        suited, left_out = _suited(procedure.build, task, asked[0])
-        asked = (suited, *asked[1:])
-        said += [*procedure.build.notes(task), *_few_tokens(task), *left_out]
-    elif procedure.build is build_swin and (names := listed(asked[0], task)) is not None:
-        asked = ((OWN, *(name for name in names if name != _OWN_OF_SWIN)), *asked[1:])
-        said += [f"Left out {_OWN_OF_SWIN}: within windows it is Swin's own."]
-    functions = {"model": model, "step": step, "evaluate": evaluate}
-    changes = {**({} if recipe is None else recipe), "batch_size": batch_size, "learning_rate": lr}
-    settings = ComparisonSettings.make(
-        task,
-        *asked,
-        quick=quick,
-        what=what,
-        choices=chosen,
-        recipe={name: value for name, value in changes.items() if value is not None},
-        procedure=procedure,
-        given={name: given for name, given in functions.items() if isinstance(given, str)},
-    )
-    folder = default_folder(settings) if folder is None else folder
+        require_usable(Path(request.out))
+    task = _task(request, procedure, display)
+    request, said = _suited(request, task, procedure)
+    settings = ComparisonSettings.make(task, request, procedure)
+    folder = default_folder(settings) if request.out is None else Path(request.out)
     comparison = Comparison(settings, task, folder, procedure)
     for line in said:  # after all checks have passed
         display.say(line)
-    _say_what_begins(comparison, batch_size, display)
+    _say_what_begins(comparison, request.batch_size, display)
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
         results = comparison.run(take)
     write_report(results, folder / PAGE)
     return ComparisonResult(results, folder / PAGE, comparison)
 
 
-def _procedure(model: object, step: object, evaluate: object, better: Literal["higher", "lower"] | None) -> Procedure:
-    if evaluate is None:
-        if better is not None:
-            fail("better beside evaluate", f"better={better!r} alone", "Leave it out: of a loss less is better.")
-    elif better is None:
-        fail("better='higher' or 'lower' beside evaluate", "none", "Say which of its figures are better.")
-    else:
-        require_choice(better, "better", ("higher", "lower"))
-    own = (
-        find_build(model),
-        find_function(step, "step(model, batch)"),
-        find_function(evaluate, "evaluate(model, split)"),
-    )
-    return Procedure(*own, "lower" if better is None else better)
+def _task(request: CompareRequest, procedure: Procedure, display: Display) -> Task:
+    """The data that was asked for, read at the size of a library's model unless another was asked for."""
+    if isinstance(procedure.build, LibraryModel) and request.patch is None:
+        image_size, patch = _sizes(procedure.build, request.data, request.image_size)
+        request = replace(request, image_size=image_size, patch=patch)
+    with display.reading() as watch:
+        task = find_data(request.data, watch=watch, **request.of_images())
+    if procedure.build is None and task.kind == "other":
+        came = "none, and relpos's own take images [C, height, width] with a class each"
+        fail("a model beside these datasets", came, "Pass model=build.")
+    if task.kind == "other" and not procedure.measures:
+        remedy = "Pass evaluate= and better=, or step= alone, whose loss is then the figure."
+        fail("a figure to measure on inputs that are neither images nor text", "no step and no evaluate", remedy)
+    return task
 
 
-def _names(asked: object, what: str) -> tuple[str, ...] | None:
-    """One name or several; None if left out."""
-    if asked is None or isinstance(asked, str):
-        return None if asked is None else (asked,)
-    if not isinstance(asked, Iterable):
-        fail(f"{what} to be names", shape_of(asked), f'Pass {what}=["NAME", ...], or leave it out.')
-    return tuple(asked)
+def _suited(request: CompareRequest, task: Task, procedure: Procedure) -> tuple[CompareRequest, list[str]]:
+    """The request with the positions that suit the model, and what to say of the data and the model."""
+    said = notes(task)
+    names = listed(request.positions, task)
+    if isinstance(procedure.build, LibraryModel):
+        said += [*procedure.build.notes(task), *_few_tokens(task)]
+        if names is not None:
+            suited, left_out = _served(procedure.build, task, names)
+            return replace(request, positions=suited), said + left_out
+    elif procedure.build is build_swin and names is not None:
+        said.append(f"Left out {_OWN_OF_SWIN}: within windows it is Swin's own.")
+        return replace(request, positions=(OWN, *(name for name in names if name != _OWN_OF_SWIN))), said
+    return request, said
 
 
 def _sizes(
@@ -230,16 +225,8 @@ def _few_tokens(task: Task) -> list[str]:
     return [f"Only {count} tokens: images of {images} in patches of {patch}. Pass a smaller patch or larger images."]
 
 
-def _suited(
-    model: LibraryModel, task: Task, positions: tuple[str, ...] | None
-) -> tuple[tuple[str, ...] | None, list[str]]:
-    """The requested names; for a list of relpos, "own" and those that the model supports.
-
-    Also a line for each name that it does not support.
-    """
-    names = listed(positions, task)
-    if names is None:
-        return positions, []
+def _served(model: LibraryModel, task: Task, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """Of a list of names "own" and those that the model supports, and a line for each that it does not."""
     refused = {name: model.refusal(name, task) for name in (OWN, *names)}
     if refused[OWN] is not None:
         raise ValueError(refused[OWN])

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,8 +18,9 @@ from relpos import results
 from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.callables import described
 from relpos.comparison.changes import changed
-from relpos.comparison.choices import CHOICES, POSITIONS, WHATS, find_choice
-from relpos.core.checks import fail, require_choice, require_int
+from relpos.comparison.choices import CHOICES, POSITIONS, find_choice
+from relpos.comparison.request import EVERY, OWN, STANDARD, as_typed, changes_of, require_asked
+from relpos.core.checks import fail
 from relpos.data import Probe, Task
 from relpos.models import LanguageModel, SwinTransformer, VisionTransformer
 from relpos.optim import parameter_groups
@@ -33,19 +33,13 @@ from relpos.train import (
     Procedure,
     Recipe,
     build_swin,
-    require_precision,
     resolve_device,
 )
 from relpos.version import __version__
+from relpos_command.requests import CompareRequest
 
 QUICK_STEPS = 60
 QUICK_STEPS_ON_TEXT = 10
-EVERY = "all"
-"""In place of names: every position that suits the task."""
-OWN = "own"
-"""The built-in position of the user's model; its `build` must understand the name."""
-STANDARD = "standard"
-"""In place of names: the task's wider choice."""
 
 
 @dataclass(frozen=True)
@@ -131,43 +125,23 @@ class ComparisonSettings:
         return task.probes if self.what == "position" and self.better is None else task.probes[:1]
 
     @classmethod
-    def make(
-        cls,
-        task: Task,
-        positions: tuple[str, ...] | None,
-        seeds: int,
-        steps: int | None,
-        device: str,
-        precision: str,
-        *,
-        quick: bool = False,
-        what: str = "position",
-        choices: tuple[str, ...] | None = None,
-        recipe: Mapping[str, Any] | None = None,
-        procedure: Procedure = OURS,
-        given: Mapping[str, str] | None = None,
-    ) -> ComparisonSettings:
-        """Check the user's arguments and make settings of them.
+    def make(cls, task: Task, request: CompareRequest, procedure: Procedure = OURS) -> ComparisonSettings:
+        """Check a request and make settings of it.
 
-        Args:
-            positions: None takes the task's own choice, `("standard",)` its wider one, `("all",)` all that suit the
-                task. If something else is compared: the one position of all models, None for a rotation.
-            choices: names if something else is compared; None for all.
-            recipe: changed fields of the recipe.
-            procedure: builds, trains and measures. given: its named parts, as typed.
-
-        The batch is at most as large as the task's training data.
+        As positions, None takes the task's own choice, `("standard",)` its wider one, `("all",)` all that suit the
+        task. If something else is compared, it is the one position of all models, None for a rotation. The batch is at
+        most as large as the task's training data.
         """
-        require_asked(positions, seeds, steps, device, precision, what=what, choices=choices, procedure=procedure)
-        kind, axes = cast("What", what), len(task.grid)
+        require_asked(request, procedure)
+        kind, axes = cast("What", request.what), len(task.grid)
         usual = task.positions if kind == "position" else (POSITIONS[axes],)
-        chosen = usual if positions is None else positions
+        chosen = usual if request.positions is None else request.positions
         chosen = listed(chosen, task) or canonical(chosen, axes, procedure)
         for name in chosen if procedure.build is None else ():
             if axes not in find(name).token_axes:
                 fail(f"positions that make sense on {task.kind} for task {task.name}", repr(name), "Leave it out.")
-        changes = dict({} if recipe is None else recipe)
-        if steps is None and quick:
+        changes, steps = changes_of(request), request.steps
+        if steps is None and request.quick:
             steps = changes.get("steps", QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS)
         for name in changes.keys() & OF_THE_MODEL if procedure.build is not None else ():
             came = f"{name}, which is of relpos's own models"
@@ -175,21 +149,20 @@ class ComparisonSettings:
         used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
         if procedure.measures and used.optimizer.startswith("sophia"):
             fail("adamw or lion with a step or evaluate of one's own", used.optimizer, "Choose one of them.")
-        resolved = str(resolve_device(device))
         named: tuple[str, ...] = ()
         if kind != "position":  # in the order of the list, whose first the others are measured against
-            named = tuple(name for name in CHOICES[kind] if choices is None or name in choices)
+            named = tuple(name for name in CHOICES[kind] if request.choices is None or name in request.choices)
         if kind == "attention":
             _require_served(named, chosen[0], used, task)
         return cls(
             task.name,
             chosen,
-            seeds,
+            request.seeds,
             task.options,
             used,
-            quick,
-            resolved,
-            precision,
+            request.quick,
+            str(resolve_device(request.device)),
+            request.precision,
             what=kind,
             choices=named,
             model=described(procedure.build),
@@ -197,7 +170,7 @@ class ComparisonSettings:
             better=procedure.better if procedure.measures else None,
             step=described(procedure.step),
             evaluate=described(procedure.evaluate),
-            given=dict(given or {}),
+            given=as_typed(request),
         )
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
@@ -261,43 +234,6 @@ def _learns(model: nn.Module) -> bool:
     """Whether a model has parameters that describe position."""
     groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.0, position_learning_rate_multiplier=2.0)
     return any(group["multiplier"] == 2.0 for group in groups)
-
-
-def require_asked(
-    positions: tuple[str, ...] | None,
-    seeds: int,
-    steps: int | None,
-    device: str,
-    precision: str,
-    *,
-    what: str = "position",
-    choices: tuple[str, ...] | None = None,
-    procedure: Procedure = OURS,
-) -> None:
-    """Raise errors of `ComparisonSettings.make` that do not depend on the task, before many images are read."""
-    if positions == ():
-        fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
-    for name in () if positions in (None, (EVERY,), (STANDARD,)) else positions:
-        if procedure.build is None or name != OWN:
-            find(name)
-    require_choice(what, "--what", WHATS)
-    if what != "position" and not procedure.is_ours:
-        fail("what='position' with a model, step or evaluate of one's own", repr(what), "Leave what out.")
-    if what == "position":
-        if choices is not None:
-            fail("--choices beside --what attention, norm or optimizer", "--what position", "Name --positions.")
-    else:
-        if positions is not None and (len(positions) != 1 or positions[0] in (EVERY, STANDARD)):
-            fail(f"one position for all models of --what {what}", ", ".join(positions), "Name one, or leave it out.")
-        if choices == ():
-            fail("at least one choice", "none", f"Name some, e.g. --choices {','.join(list(CHOICES[what])[:2])}.")
-        for name in () if choices is None else choices:
-            find_choice(what, name)
-    require_int(seeds, "seeds", at_least=1)
-    if steps is not None:
-        require_int(steps, "steps", at_least=1)
-    require_precision(precision)
-    resolve_device(device)
 
 
 def default_folder(settings: ComparisonSettings) -> Path:

@@ -1,22 +1,17 @@
 """The command that repeats a comparison, and its citation."""
 
-import json
+import inspect
 import re
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from relpos.results import Results, SettingsRecord
+from relpos_command.option import asked, options_of, written
+from relpos_command.requests import CompareRequest, DataOptions, MachineOptions
 from relpos_command.visible import visible
 
 YEAR = 2026
 """The year of this version of relpos."""
-IMAGE_OPTIONS = ("image_size", "patch", "bad_images", "rotate", "max_pixels")
-"""The `settings.task_options` that are options of the command; others, such as a fingerprint, only describe."""
-
-
-_OPTION = {"batch_size": "--batch-size", "learning_rate": "--lr"}
-"""Recipe fields with their own option."""
 
 
 def command_line(results: Results) -> str:
@@ -25,23 +20,55 @@ def command_line(results: Results) -> str:
     If functions or datasets were passed in Python, it is the call of `relpos.compare` instead.
     """
     settings = results.settings
-    own = {name: held for name in _FUNCTIONS if (held := as_given(settings, name)) is not None}
-    if settings.task == "datasets" or not all(map(_is_typed, own.values())):
-        return _call(settings, own)
-    words = ["relpos", "compare", "--data", _data(settings), *_image_options(settings.task_options)]
-    for name, held in own.items():
-        words += [f"--{name}", held]
-    if "evaluate" in own:
-        words += ["--better", str(settings.better)]
-    if settings.what != "position":
-        words += ["--what", settings.what, "--choices", ",".join(settings.choices)]
-    words += ["--positions", ",".join(settings.positions)]
-    words += ["--seeds", str(settings.seeds), "--steps", str(settings.recipe.steps)]
-    for name, value in settings.changes.items():
-        words += [_OPTION[name], str(value)] if name in _OPTION else ["--set", f"recipe.{name}={_typed(value)}"]
-    words += ["--quick"] if settings.quick else []
-    words += ["--device", settings.device, "--precision", settings.precision, "--out", "DIR"]
-    return " ".join(map(_quoted, words))
+    request = requested(settings)
+    functions = [getattr(request, name) for name in _FUNCTIONS]
+    if settings.task == "datasets" or not all(isinstance(given, str | None) for given in functions):
+        return _call(request)
+    return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), "--out", "DIR"]))
+
+
+def requested(settings: SettingsRecord) -> CompareRequest:
+    """The request that repeats a comparison. A function that only Python can hand over is a `_Name`."""
+    own = {name: as_given(settings, name) for name in _FUNCTIONS}
+    functions: dict[str, Any] = {
+        name: given if given is None or _is_typed(given) else _Name(given) for name, given in own.items()
+    }
+    changes = dict(settings.changes)
+    options: dict[str, Any] = {
+        name: settings.task_options.get(name) for name in options_of(DataOptions) if name != "data"
+    }
+    return CompareRequest(
+        **{**options, "rotate": bool(options["rotate"])},
+        **functions,
+        data=_Name("(train, validation, test)") if settings.task == "datasets" else _data(settings),
+        better=settings.better if own["evaluate"] is not None else None,
+        what=settings.what,
+        choices=tuple(settings.choices) if settings.what != "position" else None,
+        positions=tuple(settings.positions),
+        seeds=settings.seeds,
+        steps=settings.recipe.steps,
+        batch_size=changes.pop("batch_size", None),
+        lr=changes.pop("learning_rate", None),
+        recipe=changes or None,
+        quick=settings.quick,
+        device=settings.device,
+        precision=settings.precision,
+    )
+
+
+_ORDER = [*options_of(DataOptions), *inspect.get_annotations(CompareRequest), *options_of(MachineOptions)]
+_ORDER.remove("out")
+"""The order of the options in the command."""
+
+
+class _Name:
+    """An expression of Python, which `repr` gives as it is."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+    def __repr__(self) -> str:
+        return self.code
 
 
 def _quoted(word: str) -> str:
@@ -75,26 +102,10 @@ def _is_typed(held: str) -> bool:
     return held == "swin" or ".py:" in held or held.startswith(("timm:", "hf:"))
 
 
-def _typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _call(settings: SettingsRecord, own: Mapping[str, str]) -> str:
+def _call(request: CompareRequest) -> str:
     """The call in Python; the reader must define the functions and datasets that it names."""
-    data = "(train, validation, test)" if settings.task == "datasets" else repr(_data(settings))
-    given = {**{name: repr(held) if _is_typed(held) else held for name, held in own.items()}, "data": data}
-    if "evaluate" in own:
-        given["better"] = repr(settings.better)
-    given |= {"positions": repr(settings.positions), "seeds": str(settings.seeds)}
-    given |= {"steps": str(settings.recipe.steps)}
-    if settings.changes:
-        given["recipe"] = repr(settings.changes)
-    given |= {
-        name: repr(held) for name in IMAGE_OPTIONS if (held := settings.task_options.get(name)) not in (None, False)
-    }
-    given |= {"quick": "True"} if settings.quick else {}
-    given |= {"device": repr(settings.device), "precision": repr(settings.precision), "out": "DIR"}
-    return "\n".join(["relpos.compare(", *(f"    {name}={held}," for name, held in given.items()), ")"])
+    given = ((name, getattr(request, name)) for name in asked(request, _ORDER))
+    return "\n".join(["relpos.compare(", *(f"    {name}={value!r}," for name, value in given), "    out=DIR,", ")"])
 
 
 def _data(settings: SettingsRecord) -> str:
@@ -102,21 +113,6 @@ def _data(settings: SettingsRecord) -> str:
     own = settings.task_options
     data = own.get("images", own.get("text"))
     return settings.task if data is None else f"./{data}" if data in _BUILT_IN else str(data)
-
-
-def _image_options(options: Mapping[str, Any]) -> list[str]:
-    """`{"image_size": [64, 96], "rotate": True}` as `--image-size 64x96 --rotate`; others are left out."""
-    words: list[str] = []
-    for name in IMAGE_OPTIONS:
-        value, flag = options.get(name), f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, list | tuple):
-            sides = [str(side) for side in value]
-            words += [flag, sides[0] if len(set(sides)) == 1 else "x".join(sides)]
-        elif value is not None and value is not False:
-            words += [flag, str(value)]
-    return words
 
 
 def citation(results: Results) -> str:

@@ -1,0 +1,330 @@
+"""What each verb of the command may be asked: one dataclass a verb, whose fields are its options.
+
+A field is an option of the command line. A field of `CompareRequest` is also an argument of `relpos.compare` and a word
+of the command that repeats a comparison. Nothing here imports relpos, so that help and wrong options are quick: names
+of relpos are repeated here, and a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from relpos_command.option import (
+    each,
+    number,
+    option,
+    read_names,
+    read_recipe,
+    read_size,
+    write_names,
+    write_recipe,
+    write_size,
+)
+
+if TYPE_CHECKING:
+    from relpos.train import Build, Evaluate, TrainingStep
+
+KINDS = ("positions", "data", "backends")
+WHATS = ("position", "attention", "norm", "optimizer")
+OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
+STRATEGIES = ("ddp", "fsdp")
+PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
+
+_SEED_AT_MOST = 2**63 - 1
+_BATCH = (1, 1_000_000)
+_COUNT = (1, 4096)
+_STEPS = (1, 10_000_000)
+_THREADS = (1, 1024)
+_ROUNDS = (1, 1000)
+_OWN = "a function of your own as FILE.py:NAME"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The data, and how images are read."""
+
+    data: Any = option(
+        "digits",
+        "your own images, DIR/class/..., or DIR/train/class/... with val and test beside train; a file of your "
+        "own text, read as bytes; digits; or text, Python's documentation",
+        "DATA",
+        stated=True,
+    )
+    image_size: int | Sequence[int] | None = option(
+        None,
+        "N or HxW: pixels that a model sees; a picture fills them but for two patches on every side",
+        "N",
+        default_in_words="64",
+        read=read_size,
+        write=write_size,
+    )
+    patch: int | Sequence[int] | None = option(
+        None, "N or HxW: pixels of a patch", "N", default_in_words="8", read=read_size, write=write_size
+    )
+    bad_images: Literal["error", "skip"] | None = option(
+        None, "broken images: error, or skip them", "HOW", choices=("error", "skip"), default_in_words="error"
+    )
+    max_pixels: int | None = option(
+        None,
+        "pixels that an image may have; decoding takes about 12 bytes for each",
+        "N",
+        bounds=(1, 10**12),
+        default_in_words="100000000",
+    )
+    rotate: bool = option(False, "also test images rotated by 90, 180 and 270 degrees")
+
+    def of_images(self) -> dict[str, Any]:
+        """How a folder of images is read."""
+        return {
+            "image_size": self.image_size,
+            "patch": self.patch,
+            "bad_images": self.bad_images,
+            "max_pixels": self.max_pixels,
+            "rotate": self.rotate,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Where a run computes, and how precisely."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:0", stated=True)
+    precision: str = option(
+        "float32",
+        f"what products are computed in: {', '.join(PRECISIONS)}",
+        "NAME",
+        choices=PRECISIONS,
+        stated=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Over which processes a model is trained, and its checkpoints."""
+
+    devices: int | None = option(
+        None,
+        "processes on this machine, one a GPU; the same as torchrun --standalone --nproc-per-node N -m relpos train",
+        "N",
+        bounds=_COUNT,
+        default_in_words="1",
+    )
+    strategy: Literal["ddp", "fsdp"] = option(
+        "ddp",
+        "over several processes: ddp, each holds the model; fsdp, each holds a part of every weight",
+        "NAME",
+        choices=STRATEGIES,
+    )
+    accumulate: int = option(1, "parts of a batch computed in turn", "N", bounds=_COUNT)
+    compile: bool = option(False, "compile the model block by block (torch.compile)")
+    checkpoint_every: int | None = option(
+        None,
+        "steps from one checkpoint in OUT/checkpoints to the next",
+        "N",
+        bounds=_STEPS,
+        default_in_words="one a minute",
+    )
+    keep: int = option(2, "checkpoints kept", "N", bounds=(2, 1000))
+    resume: str | None = option(
+        None, "go on from a checkpoint: auto for the newest that is whole, or the path of one", "WHICH"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest(DataOptions, MachineOptions):
+    """`relpos compare` and `relpos.compare`."""
+
+    positions: tuple[str, ...] | None = option(
+        None,
+        "mechanisms, joined by commas; a+b is a sum (relpos list positions). standard: about a dozen well-known "
+        "ones; all: every one that suits the data",
+        "NAMES",
+        default_in_words="six, one of each well-known kind",
+        read=read_names,
+        write=write_names,
+    )
+    what: str = option("position", f"what is compared: {', '.join(WHATS)}", "WHAT", choices=WHATS)
+    choices: tuple[str, ...] | None = option(
+        None,
+        "with --what: which of them, joined by commas",
+        "NAMES",
+        default_in_words="all",
+        read=read_names,
+        write=write_names,
+    )
+    seeds: int = option(1, "training runs of each", "N", bounds=(1, 1000), stated=True)
+    steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")
+    batch_size: int | None = option(
+        None, "inputs of a training step", "N", bounds=_BATCH, default_in_words="the recipe's"
+    )
+    lr: float | None = option(None, "the highest learning rate", "RATE", type=number, default_in_words="the recipe's")
+    recipe: Mapping[str, Any] | None = option(
+        None,
+        "another number of the recipe, such as recipe.weight_decay=0.1; as often as needed",
+        "KEY=VALUE",
+        flag="--set",
+        type=each,
+        repeated=True,
+        read=read_recipe,
+        write=write_recipe,
+    )
+    model: str | Build | None = option(
+        None,
+        "swin, for images: relpos's Swin Transformer, its own position first (own); timm:NAME; hf:FOLDER "
+        f"(transformers); or {_OWN}: build(position, task), which returns the model",
+        "MODEL",
+        default_in_words="relpos's vision Transformer, of a text its language model",
+    )
+    step: str | TrainingStep | None = option(None, f"{_OWN}: step(model, batch), which returns the loss", "STEP")
+    evaluate: str | Evaluate | None = option(
+        None, f"{_OWN}: evaluate(model, split), which returns a figure", "EVALUATE"
+    )
+    better: Literal["higher", "lower"] | None = option(
+        None, "with --evaluate: which of its figures are better, higher or lower", "HOW", choices=("higher", "lower")
+    )
+    out: Any = option(None, "folder for results", "DIR", default_in_words="one under runs/")
+    quick: bool = option(False, "see that it works, in under a minute; ranks nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
+    """`relpos train`."""
+
+    position: str = option(help="a mechanism, or a sum a+b (relpos list positions)", metavar="NAME")
+    out: str = option(help="folder for model.safetensors and config.json", metavar="DIR")
+    seed: int = option(0, "of initialisation and batches", "N", bounds=(0, _SEED_AT_MOST))
+    steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")
+    optimizer: str = option(
+        "adamw", f"{', '.join(OPTIMIZERS)}, at the learning rate chosen for it", "NAME", choices=OPTIMIZERS
+    )
+    threads: int = option(1, "CPU threads; figures repeat at an equal number", "N", bounds=_THREADS)
+    batch_size: int | None = option(
+        None, "inputs of a training step", "N", bounds=_BATCH, default_in_words="the recipe's"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRequest:
+    """`relpos show`. Defaults that a picture has stand in `relpos.cli.show_verb`: without a value nothing was asked."""
+
+    position: str | None = option(None, "a mechanism, or a sum a+b (relpos list positions)", positional=True)
+    weights: str | None = option(
+        None,
+        "instead: a folder that relpos train wrote, or safetensors of any model: a file, or a folder with its shards",
+        "PATH",
+    )
+    length: int | None = option(None, "tokens of a sequence", "N", bounds=(-(10**9), 10**9), default_in_words="16")
+    grid: str | None = option(None, "rows x columns of patches, such as 8x8, instead of a sequence", "HxW")
+    heads: int | None = option(None, "attention heads", "N", bounds=(-256, 256), default_in_words="4")
+    head_dim: int | None = option(None, "width of a head", "N", bounds=(-1024, 1024), default_in_words="16")
+    query: int | None = option(None, "draw one query and every key", "I", bounds=(-(10**9), 10**9))
+    seed: int | None = option(
+        None,
+        "of tables that start random",
+        "N",
+        bounds=(-_SEED_AT_MOST, _SEED_AT_MOST),
+        default_in_words="0",
+    )
+    out: str | None = option(
+        None,
+        "file to write: png, svg or pdf; html for other models' weights",
+        "FILE",
+        default_in_words="show-NAME.png or .html",
+    )
+    page: str | None = option(None, "write the explorer instead: a page to choose positions on, html", "FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """`relpos bench`."""
+
+    cases: str = option("target", "cases or families, joined by commas (relpos bench --list)", "NAMES")
+    engines: tuple[str, ...] | None = option(
+        None,
+        "engines, joined by commas (relpos list backends)",
+        "NAMES",
+        default_in_words="auto; for many windows all",
+        read=read_names,
+    )
+    repeats: int = option(
+        7,
+        "rounds that count, at most 3 from 8,192 tokens and three times as many up to 512",
+        "N",
+        bounds=_ROUNDS,
+    )
+    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's own choice")
+    out: str | None = option(None, "folder for results", "DIR", default_in_words="one under runs/")
+    quick: bool = option(False, "every case at 256 tokens or fewer, one round")
+    memory: bool = option(True, "measure no memory", flag="--no-memory")
+    list: bool = option(False, "list families and cases, and run none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitRequest:
+    """`relpos retrofit`."""
+
+    model: str = option(help="hf:FOLDER (its weights, or random ones of its config.json) or timm:NAME", positional=True)
+    lengths: str | None = option(
+        None,
+        "tokens, frames or samples to time, joined by commas; images have the model's size",
+        "NUMBERS",
+        default_in_words="512,1024,2048",
+    )
+    train: bool = option(False, "time a training step; the default")
+    forward: bool = option(False, "time a forward pass without gradients")
+    rounds: int = option(5, "times that each takes its turn", "N", bounds=_ROUNDS)
+    batch_size: int = option(1, "texts, images or recordings in a batch", "N", bounds=(1, 65_536))
+    border: int | None = option(
+        None,
+        "tokens from which relpos computes; 0: always",
+        "N",
+        bounds=(0, 10**9),
+        default_in_words="as measured, see docs/retrofit.md",
+    )
+    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's own choice")
+    device: str = option("cpu", "cpu, cuda or cuda:0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """`relpos check`."""
+
+    engines: str | None = option(
+        None, "engines, joined by commas (relpos list backends)", "NAMES", default_in_words="all"
+    )
+    all: bool = option(False, "a line for every kind of call")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListRequest:
+    """`relpos list`."""
+
+    kind: str = option(help=f"what to list: {', '.join(KINDS)}", metavar="KIND", choices=KINDS, positional=True)
+    long: bool = option(False, "with a description and the source of each")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: its summary in the help, and what it may be asked."""
+
+    summary: str
+    request: type
+
+
+VERBS = {
+    "compare": Verb("train the same model with each position mechanism and show what each is good for", CompareRequest),
+    "train": Verb("train one model and save its weights", TrainRequest),
+    "show": Verb("draw a position mechanism, or what a trained model's position learned", ShowRequest),
+    "bench": Verb(
+        "time the attention engines beside PyTorch's own and other libraries', and measure memory", BenchRequest
+    ),
+    "retrofit": Verb(
+        "verify that a model of transformers or timm computes the same by relpos, and time both", RetrofitRequest
+    ),
+    "check": Verb(
+        "hold every attention engine of this machine against the definition; a table to report", CheckRequest
+    ),
+    "list": Verb("list positions, data or backends", ListRequest),
+}
