@@ -27,7 +27,7 @@ from torch import Tensor
 import relpos  # noqa: F401 - before what it trains with
 from relpos.data import find_task
 from relpos.position import find, presets
-from relpos.train import ImageRecipe, TextRecipe, loop, train
+from relpos.train import ImageRecipe, TextRecipe, state, train
 from relpos.train.processes import STRATEGIES, Parallelism, is_main, world_size
 
 CASES = (("sgd", "float32"), ("sgd", "bf16-mixed"), ("adamw", "float32"))
@@ -55,9 +55,9 @@ def _train(
         learning_rate=0.1 if optimizer == "sgd" else 6e-3,
         gradient_clip=1e6,  # a smaller one would hide a factor
     )
-    made = loop.make_optimizer
+    made = state.make_optimizer
     if optimizer == "sgd":
-        loop.make_optimizer = _optimizer
+        state.make_optimizer = _optimizer
     task = find_task("text" if flat else "digits")
     torch.manual_seed(0)
     start = recipe.build(task, position).state_dict()
@@ -73,7 +73,7 @@ def _train(
             validations=1,
         )
     finally:
-        loop.make_optimizer = made
+        state.make_optimizer = made
     weights = model.state_dict()
     way = max(float((x - start[name]).abs().max()) for name, x in weights.items())
     return weights, way

@@ -22,7 +22,7 @@ from relpos.data import find_task
 from relpos.position import presets
 from relpos.position.base.mechanism import parts_of
 from relpos.report.drawing.trained_examples import FILE, HEAD_DIM, HEADS, SEED, SITES, start
-from relpos.train import Procedure, Recipe, fit
+from relpos.train import Procedure, Recipe, TrainingRun, fit
 
 OUT = Path(__file__).parent.parent / "src" / "relpos" / "report" / "drawing" / FILE
 SIZES: dict[int, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def example(name: str, axes: int) -> dict[str, torch.Tensor]:
             own.load_state_dict(began.state_dict())
         return model
 
-    model, curve = fit(task, name, recipe, Procedure(build), seed=SEED, device=torch.device("cpu"))
+    model, curve = fit(TrainingRun(task, name, recipe, SEED, torch.device("cpu"), Procedure(build)))
     for own, began in zip(parts_of(model.positions.sums()[0]), parts_of(mechanism), strict=True):  # type: ignore[union-attr,operator,arg-type]
         began.load_state_dict(own.state_dict())
     print(f"{axes}/{name}: {task.measure} {curve.validation[-1]:.3f}", flush=True)

@@ -135,7 +135,6 @@ TO_BE_CUT = {
     "relpos.core.densify": "_gradient",
     "relpos.engines.arguments": "resolve, prepare",
     "relpos.testing.oracle": "_attended",
-    "relpos.train.loop": "fit, train",
 }
 """Functions that still have more. None joins them."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos.cli import main
 from relpos.data import find_task
-from relpos.train import Curve, DivergedError, ImageRecipe, TextRecipe, loop, procedure, train
+from relpos.train import Curve, DivergedError, ImageRecipe, TextRecipe, procedure, state, train
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             steps.append(1)
             return super().step(closure)
 
-    monkeypatch.setattr(loop, "make_optimizer", lambda name, groups: Counting(groups))
+    monkeypatch.setattr(state, "make_optimizer", lambda name, groups: Counting(groups))
     return steps
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from relpos.cli import errors, main
-from relpos.train import ImageRecipe, loop, processes
+from relpos.train import ImageRecipe, processes
 from relpos.train.processes import Parallelism
 from relpos_command.parsing import fail
 
@@ -33,9 +33,9 @@ def test_what_several_processes_cannot_share() -> None:
         ({}, "fsdp", "fp16-mixed", "expected float32 or bf16-mixed with strategy fsdp; got fp16-mixed"),
     ):
         recipe, parallelism = replace(ImageRecipe(), **changes), Parallelism(strategy)
-        loop._require_shares(recipe, precision, parallelism, world=1)
+        parallelism.require_shares(recipe.optimizer, precision, world=1)
         with pytest.raises(ValueError, match=re.escape(got)):
-            loop._require_shares(recipe, precision, parallelism, world=2)
+            parallelism.require_shares(recipe.optimizer, precision, world=2)
     for batch, accumulate, world, near in ((400, 3, 1, "399 or 402"), (32, 3, 2, "30 or 36"), (3, 2, 2, "4")):
         with pytest.raises(ValueError, match=rf"{world} processes times {accumulate} .*; got {batch}\. .* of {near}\."):
             Parallelism(accumulate=accumulate).require_divides(batch, world)

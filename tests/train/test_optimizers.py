@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from relpos.data import Text, find_task
 from relpos.layers import MultiHeadAttention
 from relpos.optim import Lion, Sophia
-from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, loop, train
+from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, state, train
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def made(monkeypatch: pytest.MonkeyPatch) -> list[torch.optim.Optimizer]:
     """The optimizers that training makes."""
     found: list[torch.optim.Optimizer] = []
-    make = loop.make_optimizer
+    make = state.make_optimizer
 
     def watched(*arguments: Any) -> torch.optim.Optimizer:
         found.append(make(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(loop, "make_optimizer", watched)
+    monkeypatch.setattr(state, "make_optimizer", watched)
     return found
 
 
@@ -113,7 +113,7 @@ def test_an_estimate_counts_labels_and_leaves_no_gradient(monkeypatch: pytest.Mo
     task, recipe = Text(), TextRecipe(embed_dim=16, depth=1, num_heads=2, batch_size=2)
     for data, kind, batch in ((find_task("digits"), TINY, 16), (task, recipe, 2)):
         model = kind.build(data, "none")
-        optimizer = loop.make_optimizer("sophia-g", kind.groups(model))
+        optimizer = state.make_optimizer("sophia-g", kind.groups(model))
         inputs, classes = next(data.batches(batch, 0))
         estimate_hessian("sophia-g", optimizer, model, inputs, classes)
         assert all(p.grad is None for p in model.parameters())
@@ -126,7 +126,7 @@ def test_hutchinsons_estimate_differentiates_any_engine_and_puts_it_back() -> No
     layers = [layer for layer in model.modules() if isinstance(layer, MultiHeadAttention)]
     for layer in layers:
         layer.backend = "streaming"
-    optimizer = loop.make_optimizer("sophia-h", TINY.groups(model))
+    optimizer = state.make_optimizer("sophia-h", TINY.groups(model))
     inputs, classes = next(find_task("digits").batches(4, 0))
     estimate_hessian("sophia-h", optimizer, model, inputs, classes)
     assert flat(states(optimizer, "hessian")).abs().max() > 0
@@ -145,9 +145,9 @@ def test_neither_gradient_nor_estimate_keeps_float16s_scale(
     for precision in ("float32", "fp16-mixed"):
         run(tiny(name, steps=1, gradient_clip=0.5), precision)
     exact, half = made
-    for state, apart in (("exp_avg", 0.02), ("hessian", 1e-6)):
-        wanted, found = flat(states(exact, state)), flat(states(half, state))
-        assert (found - wanted).norm() < apart * wanted.norm(), state
+    for moment, apart in (("exp_avg", 0.02), ("hessian", 1e-6)):
+        wanted, found = flat(states(exact, moment)), flat(states(half, moment))
+        assert (found - wanted).norm() < apart * wanted.norm(), moment
     assert flat(states(half, "exp_avg")).norm().item() == pytest.approx(0.5 * (1 - 0.965), rel=1e-3), "clipped"
 
 

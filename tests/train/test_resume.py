@@ -257,6 +257,18 @@ def test_a_checkpoint_of_another_run(
         _run(_checkpointing(whole.cut(tmp_path, 2), **changed), **more)
 
 
+@pytest.mark.parametrize("kept_as", ["tensors", "state"])
+def test_moments_of_a_parameter_that_the_model_has_not(kept_as: str, whole: Whole, tmp_path: Path) -> None:
+    found, checkpointing = read_snapshot(whole.store.path(2)), _checkpointing(tmp_path)
+    moments = {"tensors": {"gone.weight.exp_avg": torch.zeros(2)}, "state": {"gone.weight": {"step": 2}}}[kept_as]
+    changed = {kept_as: {**getattr(found, kept_as), "optimizer": moments}}
+    checkpointing.store.write(2, replace(found, **changed))
+    with pytest.raises(
+        ValueError, match=r"expected moments of the model's own parameters .*; got some of 'gone.weight'"
+    ):
+        _run(checkpointing)
+
+
 def test_a_folder_whose_checkpoints_cannot_be_read(whole: Whole, tmp_path: Path) -> None:
     """They are not taken for none."""
     checkpointing = _checkpointing(whole.cut(tmp_path, 2))

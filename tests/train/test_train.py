@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from relpos.data import find_task
 from relpos.models import VisionTransformer, pretrained
 from relpos.train import Curve, ImageRecipe, Progress, load, predict, resolve_device, save, train
-from relpos.train.loop import rate_at
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
@@ -49,23 +48,23 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def test_rates_rise_in_a_line_and_fall_on_a_cosine() -> None:
     recipe = replace(TINY, steps=100, warmup_steps=20, learning_rate=2.0)
-    rates = [rate_at(step, recipe) for step in range(100)]
+    rates = [recipe.rate_at(step) for step in range(100)]
     assert rates[:20] == pytest.approx([2.0 * (step + 1) / 20 for step in range(20)])
     assert rates[20] == pytest.approx(2.0)
     assert rates[60] == pytest.approx(1.0), "half way down"
     assert rates[40] == pytest.approx(1.0 + math.sqrt(0.5)), "a quarter of the way"
     assert all(later < earlier for earlier, later in itertools.pairwise(rates[20:]))
     assert rates[-1] > 0
-    assert rate_at(100, recipe) == pytest.approx(0.0, abs=1e-12)
+    assert recipe.rate_at(100) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_warm_up_longer_than_training_ends_at_the_full_rate() -> None:
     recipe = replace(TINY, steps=3, warmup_steps=40, learning_rate=3.0)
-    assert [rate_at(step, recipe) for step in range(3)] == pytest.approx([1.0, 2.0, 3.0])
+    assert [recipe.rate_at(step) for step in range(3)] == pytest.approx([1.0, 2.0, 3.0])
 
 
 def test_no_warm_up() -> None:
-    assert rate_at(0, replace(TINY, warmup_steps=0, learning_rate=3.0)) == 3.0
+    assert replace(TINY, warmup_steps=0, learning_rate=3.0).rate_at(0) == 3.0
 
 
 # Parameter groups
@@ -109,7 +108,7 @@ def test_seeds_differ_in_start_and_batches() -> None:
 def test_watchers_and_curves_see_every_step() -> None:
     model, curve, seen = run()
     assert [(one.step, one.steps) for one in seen] == [(step, 4) for step in (1, 2, 3, 4)]
-    assert [one.rate for one in seen] == [rate_at(step, TINY) for step in range(4)]
+    assert [one.rate for one in seen] == [TINY.rate_at(step) for step in range(4)]
     assert curve.step == [1, 2, 3, 4]
     assert curve.loss == pytest.approx([one.loss for one in seen])
     assert curve.validation_step[-1] == 4
@@ -147,7 +146,7 @@ def test_gradients_are_clipped() -> None:
 def test_weights_decay_and_vectors_do_not() -> None:
     recipe = replace(TINY, gradient_clip=1e-14, learning_rate=1e-2, weight_decay=1.0)
     start, end = weights(untrained(recipe=recipe)), weights(run(recipe=recipe)[0])
-    shrunk = math.prod(1 - rate_at(step, recipe) for step in range(recipe.steps))
+    shrunk = math.prod(1 - recipe.rate_at(step) for step in range(recipe.steps))
     torch.testing.assert_close(end["head.weight"], start["head.weight"] * shrunk, rtol=1e-3, atol=1e-4)
     for name in ("head.bias", "norm.weight", "positions.0.mechanisms.0.relative_position_bias_table"):
         torch.testing.assert_close(end[name], start[name], rtol=1e-3, atol=1e-3)

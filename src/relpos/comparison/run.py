@@ -16,7 +16,7 @@ from relpos.comparison.settings import ComparisonSettings, Job, environment, gro
 from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
 from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
-from relpos.train import OURS, DivergedError, Procedure, Progress, Recipe, fit, measured
+from relpos.train import OURS, DivergedError, Procedure, Progress, Recipe, TrainingRun, fit, measured
 
 
 def warm_up(
@@ -30,7 +30,7 @@ def warm_up(
     """Train one small step first, so that libraries loaded on first use do not count as the model's memory."""
     small = replace(recipe, steps=1, batch_size=min(2, recipe.batch_size), depth=1)
     with contextlib.suppress(DivergedError):  # this model is not used
-        fit(task, position, small, procedure, seed=0, device=device, precision=precision)
+        fit(TrainingRun(task, position, small, 0, device, procedure, precision))
 
 
 def run(
@@ -60,9 +60,8 @@ def run(
     model: nn.Module | None = None
     diverged = None
     try:
-        model, curve = fit(
-            task, position, recipe, procedure, seed=job.seed, device=device, precision=settings.precision, watch=watch
-        )
+        training = TrainingRun(task, position, recipe, job.seed, device, procedure, settings.precision)
+        model, curve = fit(training, watch=watch)
     except DivergedError as error:
         curve = error.curve
         diverged = Divergence(error.step, error.rate, error.what, error.value)

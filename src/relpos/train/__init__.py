@@ -1,22 +1,16 @@
 """Training: a recipe, a loop, a checkpoint."""
 
 from relpos.train.checkpoint import check_free, load, save
+from relpos.train.curve import Curve, DivergedError, Progress
 from relpos.train.evaluate import bits, measured, predict, right, validated
 from relpos.train.hierarchy import build_swin
-from relpos.train.loop import (
-    AUTOCAST,
-    PRECISIONS,
-    Curve,
-    DivergedError,
-    Progress,
-    fit,
-    require_precision,
-    resolve_device,
-    train,
-)
+from relpos.train.loop import fit, train
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName, cross_entropy, estimate_hessian, make_optimizer
+from relpos.train.precision import AUTOCAST, PRECISIONS, require_precision
 from relpos.train.procedure import OURS, Build, Evaluate, Procedure, SplitBatches, TrainingStep, to_device
+from relpos.train.processes import resolve_device
 from relpos.train.recipe import OF_THE_MODEL, ImageRecipe, Model, Recipe, TextRecipe
+from relpos.train.run import TrainingRun
 
 __all__ = [
     "AUTOCAST",
@@ -36,6 +30,7 @@ __all__ = [
     "Recipe",
     "SplitBatches",
     "TextRecipe",
+    "TrainingRun",
     "TrainingStep",
     "bits",
     "build_swin",

@@ -64,6 +64,16 @@ class Parallelism:
                 f"Choose a batch size of {near}.",
             )
 
+    def require_shares(self, optimizer: str, precision: str, world: int) -> None:
+        """Raise if the optimizer or the precision does not work with several processes."""
+        if world == 1:
+            return
+        if optimizer == "sophia-h" or (self.strategy == "fsdp" and optimizer == "sophia-g"):
+            remedy = "Use adamw or lion" + (", or strategy ddp with sophia-g." if optimizer == "sophia-g" else ".")
+            fail("an optimizer whose estimates several processes share", optimizer, remedy)
+        if self.strategy == "fsdp" and precision == "fp16-mixed":
+            fail("float32 or bf16-mixed with strategy fsdp", precision, "Its losses would be scaled apart.")
+
     def wrap(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
         """Wrap a model so that every process gets the gradients of the whole batch."""
         if self.compile:
@@ -105,6 +115,36 @@ def _every(batch: Any, first: int, step: int) -> Any:
     return pytree.tree_map_only(Tensor, lambda x: x[first::step], batch)
 
 
+def start_accelerator(device: torch.device, mixed_precision: str) -> Accelerator:
+    """accelerate for a run on a device, with the launcher's processes.
+
+    Its state is global, and an earlier run may have had another device or precision: it starts anew. Tensors are placed
+    by the loop, because accelerate would use cuda:0 whatever `device` is.
+
+    Raises:
+        ValueError: its environment asks for a plugin, or the processes do not know of each other.
+    """
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        device_placement=False,
+        mixed_precision=mixed_precision,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=1
+        ),  # overrides its environment: `parts` do it
+    )
+    if accelerator.distributed_type.value not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        fail("accelerate without a plugin", accelerator.distributed_type.value, "Leave it to --strategy.")
+    if world_size() != accelerator.num_processes:
+        came = str(accelerator.num_processes)
+        fail(f"{world_size()} processes that know of each other", came, "Start them with torchrun.")
+    return accelerator
+
+
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of a model: its `blocks`, else its longest `ModuleList`."""
     blocks = getattr(model, "blocks", None)
@@ -122,6 +162,22 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this is rank 0, which writes files and messages."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device of a name; `"auto"` is a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError):  # TypeError: not a string
+        fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
+    if resolved.type not in ("cpu", "cuda"):
+        fail("a device (auto, cpu, cuda, cuda:0)", repr(device), "Leave --device out for auto.")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if resolved.type == "cuda" and (resolved.index or 0) >= gpus:
+        fail("a device that this machine has", repr(device), f"PyTorch sees {gpus} GPUs here; use --device cpu.")
+    return resolved
 
 
 def device_here(device: torch.device) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
@@ -79,6 +80,13 @@ class Recipe(ABC):
     def within(self, task: Task) -> Self:
         """This recipe with a batch no larger than the task's training data."""
         return replace(self, batch_size=min(self.batch_size, task.sizes["train"]))
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step (from 0): linear warm-up, then a cosine to 0."""
+        warmup = min(self.warmup_steps, self.steps)
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup)))
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """A model's parameters for an optimizer, at this recipe's rates and decay."""
