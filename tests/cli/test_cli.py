@@ -16,6 +16,7 @@ import pytest
 import relpos
 from relpos.cli import VERBS, main
 from relpos.position import presets
+from relpos_command.parsing import parse
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 Captured = pytest.CaptureFixture[str]
@@ -98,6 +99,7 @@ def test_an_interruption_while_libraries_load_is_one_line(monkeypatch: pytest.Mo
     def interrupted(_: str) -> None:
         raise KeyboardInterrupt
 
+    parse(["list", "positions"])  # the parser's own libraries load before
     monkeypatch.setattr("importlib.import_module", interrupted)
     assert refused("list positions", 130) == "interrupted"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from relpos.cli.errors import end
 from relpos.cli.progress import WITH_A_BAR, say
@@ -13,6 +15,13 @@ from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from rich.console import Console
+
+    from relpos.train import Curve, Model, Progress, TrainingRun
+    from relpos.train.checkpointing import Checkpointing
     from relpos_command.requests import TrainRequest
 
 
@@ -28,28 +37,46 @@ def require_names(request: TrainRequest) -> None:
 
 def run(request: TrainRequest) -> None:
     """Run the verb."""
-    import torch
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    from relpos.cli.bars import Description
-    from relpos.comparison.entry import note_on_batch
-    from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.models.pretrained import CARD
-    from relpos.position import find
-    from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
-    from relpos.train import Progress as StepProgress
-    from relpos.train.checkpointing import Checkpointing, StoppedError
-    from relpos.train.processes import (
-        Parallelism,
-        device_here,
-        end_with_launcher,
-        is_main,
-        require_all_started,
-        world_size,
-    )
-    from relpos.version import __version__
+    from relpos.train import check_free, fit
+    from relpos.train.checkpointing import StoppedError
+    from relpos.train.processes import is_main
+
+    device = _begin(request)
+    console = Console(quiet=not is_main())
+    folder = Path(request.out)
+    if is_main():
+        check_free(folder, CARD, PICTURE)
+        require_writable(folder)
+    training = _training(request, device, console)
+    if is_main():
+        weights = training.recipe.build(training.task, training.position).parameters()
+        require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
+    checkpointing = _checkpointing(request, training, console)
+    try:
+        with _bar(training, console) as watch:
+            model, curve = fit(training, watch=watch, checkpointing=checkpointing, resume=request.resume)
+    except StoppedError as stopped:
+        end(str(stopped), stopped.code)
+    with checkpointing.listening():  # save before an interruption ends the run
+        said = _save(request, training, model, curve)  # type: ignore[arg-type]
+        if said is None:
+            return
+        say(console, said)
+        if checkpointing.exit_code:
+            end(f"interrupted after the last step; the trained model is in {folder}", checkpointing.exit_code)
+
+
+def _begin(request: TrainRequest) -> torch.device:
+    """Start the processes that were asked for, or join those of a launcher; returns this one's device."""
+    import torch
+
+    from relpos.core.checks import fail
+    from relpos.train import resolve_device
+    from relpos.train.processes import device_here, end_with_launcher, require_all_started, world_size
 
     end_with_launcher()
     require_all_started()
@@ -57,18 +84,27 @@ def run(request: TrainRequest) -> None:
         fail(f"--devices {world_size()}, as many as the launcher started", str(request.devices), "Leave it out.")
     if request.devices is not None and request.devices > 1 and world_size() == 1:
         _launch(request.devices)
-    console = Console(quiet=not is_main())
-    folder = Path(request.out)
-    if is_main():
-        check_free(folder, CARD, PICTURE)
-        require_writable(folder)
-    if request.steps is not None:
-        require_int(request.steps, "steps", at_least=1)
-    require_int(request.threads, "threads", at_least=1)
     torch.set_num_threads(request.threads)
-    device = device_here(resolve_device(request.device))
-    require_precision(request.precision)
-    require_choice(request.optimizer, "--optimizer", OPTIMIZERS)
+    return device_here(resolve_device(request.device))
+
+
+def _launch(devices: int) -> NoReturn:
+    """Become torchrun, which starts this command in several processes."""
+    import os
+    import sys
+
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to write a checkpoint; the default is 30
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])
+
+
+def _training(request: TrainRequest, device: torch.device, console: Console) -> TrainingRun:
+    """What is trained: the task, the position and the recipe that were asked for."""
+    from relpos.comparison.entry import note_on_batch
+    from relpos.position import find
+    from relpos.train import Recipe, TrainingRun
+    from relpos.train.processes import Parallelism, world_size
+
     task = choose_task(request, console)
     position = find(request.position, len(task.grid)).name
     recipe = Recipe.of(task).by(request.optimizer).within(task)
@@ -80,92 +116,93 @@ def run(request: TrainRequest) -> None:
         say(console, note)
     parallelism = Parallelism(request.strategy, request.accumulate, request.compile)
     parallelism.require_divides(recipe.batch_size, world_size())
-    weights = recipe.build(task, position).parameters()
-    if is_main():
-        require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
-    checkpointing = Checkpointing(
-        folder,
+    return TrainingRun(
+        task, position, recipe, request.seed, device, precision=request.precision, parallelism=parallelism
+    )
+
+
+def _checkpointing(request: TrainRequest, training: TrainingRun, console: Console) -> Checkpointing:
+    import torch
+
+    from relpos.train.checkpointing import Checkpointing
+    from relpos.train.processes import is_main, world_size
+
+    task = training.task
+    settings = {
+        "task": task.name,
+        "task options": json.loads(json.dumps(task.options, default=str)),
+        "position": training.position,
+        "seed": request.seed,
+        "precision": request.precision,
+        "accumulate": request.accumulate,
+        **asdict(training.recipe),
+    }
+    about = {
+        "processes": world_size(),
+        "strategy": request.strategy,
+        "compile": request.compile,
+        "threads": request.threads,
+        "device": str(training.device),
+        "torch": torch.__version__,
+    }
+    return Checkpointing(
+        Path(request.out),
         request.checkpoint_every,
         request.keep,
-        settings={
-            "task": task.name,
-            "task options": json.loads(json.dumps(task.options, default=str)),
-            "position": position,
-            "seed": request.seed,
-            "precision": request.precision,
-            "accumulate": request.accumulate,
-            **asdict(recipe),
-        },
-        about={
-            "processes": world_size(),
-            "strategy": request.strategy,
-            "compile": request.compile,
-            "threads": request.threads,
-            "device": str(device),
-            "torch": torch.__version__,
-        },
+        settings=settings,
+        about=about,
         tell=lambda line: say(console, line),
         writes=is_main(),
     )
 
-    bar = [BarColumn()] if console.width >= WITH_A_BAR else []
-    columns = (*bar, Description(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not is_main()) as bars:
-        shown = bars.add_task(position, total=recipe.steps)
 
-        def watch(step: StepProgress) -> None:
-            said = f"{position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
-            bars.update(shown, completed=step.step, description=said)
+@contextmanager
+def _bar(training: TrainingRun, console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A bar of steps; yields what moves it."""
+    from rich import progress
 
-        try:
-            model, curve = train(
-                task,
-                position,
-                recipe,
-                seed=request.seed,
-                device=device,
-                precision=request.precision,
-                watch=watch,
-                parallelism=parallelism,
-                checkpointing=checkpointing,
-                resume=request.resume,
-            )
-        except StoppedError as stopped:
-            bars.stop()
-            end(str(stopped), stopped.code)
-    with checkpointing.listening():  # save before an interruption ends the run
-        metric = measured(model, task, task.probes[0], device)
-        reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
-        if not is_main():
-            return
-        about = {
-            "seed": request.seed,
-            "device": str(device),
-            "precision": request.precision,
-            "threads": request.threads,
-            "processes": world_size(),
-            "relpos": __version__,
-            "torch": torch.__version__,
-            **{f"{split}_{task.measure}": value for split, value in reached.items()},
-        }
-        card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)
-        save(folder, model, task=task, position=position, recipe=recipe, about=about, card=card, files=files)
-        figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
-        figures = {
-            split: "not finite" if value is None else figure.format(value) + unit for split, value in reached.items()
-        }
-        words = ", ".join(f"{split} {value}" for split, value in figures.items())
-        by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
-        say(console, f"{position} on {task.name}{by}: {words}. Saved in {folder}/")
-        if checkpointing.exit_code:
-            end(f"interrupted after the last step; the trained model is in {folder}", checkpointing.exit_code)
+    from relpos.cli.bars import Description
+    from relpos.train.processes import is_main
+
+    columns = [progress.BarColumn()] if console.width >= WITH_A_BAR else []
+    shown = (*columns, Description(), progress.TimeRemainingColumn())
+    with progress.Progress(*shown, console=console, transient=True, disable=not is_main()) as bars:
+        bar = bars.add_task(training.position, total=training.recipe.steps)
+
+        def watch(step: Progress) -> None:
+            said = f"{training.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
+            bars.update(bar, completed=step.step, description=said)
+
+        yield watch
 
 
-def _launch(devices: int) -> NoReturn:
-    """Become torchrun, which starts this command in several processes."""
-    import os
-    import sys
+def _save(request: TrainRequest, training: TrainingRun, model: Model, curve: Curve) -> str | None:
+    """Measure the model and write its folder; returns what to say of it, in the main process."""
+    import torch
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to write a checkpoint; the default is 30
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
-    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "relpos", *sys.argv[1:]])
+    from relpos.train import measured, save
+    from relpos.train.processes import is_main, world_size
+    from relpos.version import __version__
+
+    task, position, recipe, folder = training.task, training.position, training.recipe, Path(request.out)
+    metric = measured(model, task, task.probes[0], training.device)
+    reached = {"validation": curve.validation[-1], "test": metric[task.measure]}
+    if not is_main():
+        return None
+    about: dict[str, Any] = {
+        "seed": request.seed,
+        "device": str(training.device),
+        "precision": request.precision,
+        "threads": request.threads,
+        "processes": world_size(),
+        "relpos": __version__,
+        "torch": torch.__version__,
+        **{f"{split}_{task.measure}": value for split, value in reached.items()},
+    }
+    card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)
+    save(folder, model, task=task, position=position, recipe=recipe, about=about, card=card, files=files)
+    figure, unit = ("{:.1%}", "") if task.measure == "accuracy" else ("{:.3f}", " bits per byte")
+    figures = {split: "not finite" if x is None else figure.format(x) + unit for split, x in reached.items()}
+    words = ", ".join(f"{split} {value}" for split, value in figures.items())
+    by = "" if recipe.optimizer == "adamw" else f" by {recipe.optimizer}"
+    return f"{position} on {task.name}{by}: {words}. Saved in {folder}/"
