@@ -220,7 +220,7 @@ is {vector(computed.SCENE[computed.CENTRE], 0)}, its right neighbour {vector(com
 | attention | **{parts["weights"][1, 2]:.1%}** | {parts["weights"][1, 1]:.1%} |
 
 The bias is against the right neighbour, the content for it, and the content is larger. This is not a rule: at a bias of
-{number(computed.override_threshold())}, the difference of their content scores, the two patches tie. At -2 the
+{number(computed.override_threshold())}, minus the difference of their content scores, the two patches tie. At -2 the
 right neighbour falls to {strong["weights"][1, 2]:.1%} and the middle patch itself rises to {strong["weights"][1, 1]:.1%}.
 
 ![Content scores, bias, their sum and the attention weights of the middle patch](examples/override.png)
