@@ -141,7 +141,7 @@ that bias would be -0.1, the score {number(b[0, 2].item())}, and patch 0 would l
 Patches 1 and 3 look neither left nor down: to patch 1 its left neighbour is at offset (0, 1), bias -0.2, and has the *lowest*
 score of its row. Patch 3 is the zero vector, so only its biases count, and each of its neighbours has a negative one.
 
-The point of section 8 holds with either sign: one offset, one bias, everywhere. The right neighbour of patch 0 (patch 1) and
+The point of section 8 holds with either sign: one offset has one bias at every patch. The right neighbour of patch 0 (patch 1) and
 that of patch 2 (patch 3) are both at offset (0, -1), and both get {number((a - content)[0, 1].item(), 1)} and
 {number((a - content)[2, 3].item(), 1)}. The same head discourages looking left: patch 0 from patch 1, and patch 2 from patch 3, get
 {number((a - content)[1, 0].item(), 1)} and {number((a - content)[3, 2].item(), 1)}.
