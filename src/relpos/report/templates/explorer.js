@@ -192,7 +192,7 @@ function fit(keepSize, keepQuery) {
   const remarks = [];
   if (entry.added) remarks.push("Its vectors are added to tokens. The picture shows the similarity of two positions' vectors, which attention can learn to use.");
   if (entry.values) remarks.push("It also adds vectors to values, which scores do not show.");
-  if (hides) remarks.push("It counts the keys before a query, so later keys are masked (grey).");
+  if (hides) remarks.push("It is defined for keys up to the query; later keys are masked (grey).");
   if (entry.turns.sequence && !grid && entry.family === "rotation") remarks.push("Drawn at four times the trained length, since some rotations change only beyond it.");
   if (entry.learns && !place.trained) remarks.push("Its learned values are random initial ones.");
   if (weights.value === "trained") remarks.push(grid
