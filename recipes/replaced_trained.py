@@ -27,7 +27,7 @@ from relpos.adapters.common.libraries import imported
 
 PAGE = Path(__file__).parents[1] / "docs" / "replace.md"
 HEAD = (
-    "| model | first 20 | last 20 | the same by relpos: apart in the first 20, in all | without | another |\n"
+    "| model | first 20 | last 20 | own position by relpos: difference in the first 20, in all | without | another |\n"
     "|---|---|---|---|---|---|"
 )
 STEPS, LAST, RATE = 200, 20, 3e-3
@@ -282,7 +282,7 @@ def row(name: str, family: Family, found: Figures) -> str:
     def end(losses: list[float]) -> str:
         return f"{sum(losses[-LAST:]) / LAST:.3f}"
 
-    apart = "it knew nothing" if found.apart is None else ", ".join(f"{one:.0e}" for one in found.apart)
+    apart = "no own position" if found.apart is None else ", ".join(f"{one:.0e}" for one in found.apart)
     start = f"{sum(found.published[:LAST]) / LAST:.3f}"
     cells = [name, start, end(found.published), apart, end(found.without), f"{end(found.other)}, `{family.position}`"]
     return f"| {' | '.join(cells)} |"

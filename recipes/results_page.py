@@ -37,10 +37,10 @@ SECTIONS = (
 TEXT = """# `results.json`: the schema, version {version}
 
 `relpos compare` writes one file per finished piece of work under `DIR/records/`, as `{{"sha256": ..., "record": ...}}`
-with the checksum of the record's text, and gathers the records into `DIR/results.json`. A record that does not have its
-checksum is refused by name; once it is removed, the same command computes it anew. Page and table are made from
-`results.json` alone: `relpos.results.load_results(path)` reads it. A field marked "may be absent" is left out where
-there is nothing to say; no number is nan or inf. A reader should refuse a `schema_version` that it does not know.
+with the checksum of the record's text, and gathers the records into `DIR/results.json`. A record with another
+checksum is an error that names it; remove it, and the same command computes it again. Page and table are made from
+`results.json` alone: `relpos.results.load_results(path)` reads it. A field marked "may be absent" is left out if it
+does not apply; no number is nan or inf. A reader should refuse a `schema_version` that it does not know.
 Written by `python recipes/results_page.py`.
 """
 

@@ -203,10 +203,10 @@ Made by `python -m pytest tests/position --parity docs/parity.md`, which also as
 
 HEAD_OF_MODELS = """# Parity of models
 
-How far a model of relpos with the weights of a published one is from it: random weights, all parameters moved from
-where they start, one input. Columns are as in [parity.md](parity.md): largest relative differences of the scores and of
-the gradient of every parameter by its name, with float64 wherever the published code says float32, and in float32 as
-it is.
+The difference between a model of relpos and a published model with the same weights: random weights, every parameter
+changed from its initial value, one input. Columns are as in [parity.md](parity.md): largest relative differences of the
+scores and of the gradient of every parameter by its name. Under float64, the published code runs in float64 where it
+has float32; under float32 it runs unchanged.
 
 Made by `python -m pytest tests/models/test_published_weights.py --parity docs/parity-models.md`, which also asserts
 every figure; not typed by hand.

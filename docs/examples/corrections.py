@@ -38,7 +38,7 @@ def corrections() -> str:
             "6.3",
             "K2 = [1.5, 0]",
             vector(y[2], 1),
-            "patch 2 is [1, 1]; row 0 is right all the same, its query is [1, 0]",
+            "patch 2 is [1, 1]; row 0 is still right: its query is [1, 0]",
         ],
         *(
             [
@@ -53,7 +53,7 @@ def corrections() -> str:
             "6.4",
             "seven offsets",
             "nine",
-            "(-1, 1) and (1, -1) are missing, and patches 1 and 2 are just so apart",
+            "(-1, 1) and (1, -1), between patches 1 and 2, are missing",
         ],
         *(
             ["6.4, 7", f"row {i} is {vector(printed.RELATIVE[i])}", vector(relative[i]), why]
@@ -107,7 +107,7 @@ def corrections() -> str:
         [
             "13.3",
             "xPos lets RoPE and learned biases combine",
-            "they always did: one turns q and k, one is added; xPos adds a decay",
+            "they always combine: one rotates q and k, one is added; xPos adds a decay",
         ],
         [
             "13",
@@ -117,7 +117,7 @@ def corrections() -> str:
         [
             "13",
             "DeBERTa and ViTDet add a scalar per distance",
-            "their vectors meet queries (and keys): content takes part",
+            "their vectors are multiplied with queries (and keys): scores depend on content",
         ],
         [
             "1",

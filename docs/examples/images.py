@@ -27,7 +27,7 @@ def two_by_two() -> str:
 
 The width is 2, so each product is divided by sqrt(2) = {number(2**0.5)}. Query 0 and key 2: (1 x 1 + 0 x 1) / {number(2**0.5)}
 = {number(a[0, 2].item())}. Query 2 with itself: (1 x 1 + 1 x 1) / {number(2**0.5)} = {number(a[2, 2].item())}. Patch 3 is the
-zero vector: whatever meets it gives 0, so row 3 and column 3 are all zeros.
+zero vector: its product with any vector is 0, so row 3 and column 3 are all zeros.
 
 {block(a)}
 
@@ -50,15 +50,14 @@ def two_by_two_absolute() -> str:
     return f"""
 ## An absolute position: one vector per position (6.3)
 
-Every patch gets a vector of its own before attention.
+Every patch gets its own vector before attention.
 
 {with_vectors}
 
 {code(computed.coordinates_added)}
 
 The document's first row is right although it writes K2 as [1.5, 0]: patch 2 is [1, 1], so K2 is {vector(y[2], 1)}, and the query
-[1, 0] does not see the second number. The rows below were "similar arithmetic" and mostly repeat what the patches gave without
-their vectors:
+[1, 0] ignores the second number. The rows below were "similar arithmetic" and mostly repeat the scores without these vectors:
 
 {beside(a, printed.ABSOLUTE)}
 
@@ -83,11 +82,11 @@ Tokens stay as they are; each score gets a number that depends on the offset alo
 {entries}
 
 The two missing offsets are those between patches 1 and 2, so the printed table cannot give the whole matrix. With 0 for both,
-this is what is added:
+the bias is
 
 {block(bias, digits=1)}
 
-and these are the scores. Query 2 at (1, 0) and key 0 at (0, 0): offset (1, 0), bias {number(bias[2, 0].item(), 1)}, score
+and the scores follow. Query 2 at (1, 0) and key 0 at (0, 0): offset (1, 0), bias {number(bias[2, 0].item(), 1)}, score
 {number(content[2, 0].item())} - 0.1 = {number(a[2, 0].item())}.
 
 {beside(a, printed.RELATIVE)}
@@ -142,7 +141,7 @@ that bias would be -0.1, the score {number(b[0, 2].item())}, and patch 0 would l
 Patches 1 and 3 look neither left nor down: to patch 1 its left neighbour is at offset (0, 1), bias -0.2, and has the *lowest*
 score of its row. Patch 3 is the zero vector, so only its biases count, and each of its neighbours has a negative one.
 
-What section 8 wants to show holds with either sign: one offset, one bias, everywhere. The right neighbour of patch 0 (patch 1) and
+The point of section 8 holds with either sign: one offset has one bias at every patch. The right neighbour of patch 0 (patch 1) and
 that of patch 2 (patch 3) are both at offset (0, -1), and both get {number((a - content)[0, 1].item(), 1)} and
 {number((a - content)[2, 3].item(), 1)}. The same head discourages looking left: patch 0 from patch 1, and patch 2 from patch 3, get
 {number((a - content)[1, 0].item(), 1)} and {number((a - content)[3, 2].item(), 1)}.
@@ -167,9 +166,9 @@ among the four.
 
 {moved}
 
-With the relative bias nothing changes, exactly: offsets are what they were. With absolute vectors every score changes, because each
-patch now carries another address. Strictly this is *equivariance*: scores move along with the image. And it holds as far as the
-image's edge: what leaves or enters the image still changes the softmax.
+With the relative bias nothing changes at all: the offsets stay the same. With absolute vectors every score changes, because each
+patch now has another vector. Strictly this is *equivariance*: scores move along with the image. It holds up to the
+image's edge: patches that leave or enter the image still change the softmax.
 
 {code(computed.shifted)}
 """
@@ -220,8 +219,8 @@ is {vector(computed.SCENE[computed.CENTRE], 0)}, its right neighbour {vector(com
 | score | {number(parts["sum"][1, 2].item())} | {number(parts["sum"][1, 1].item())} |
 | attention | **{parts["weights"][1, 2]:.1%}** | {parts["weights"][1, 1]:.1%} |
 
-The bias says "not right", the content says "right", and the content is larger. It is no law: at a bias of
-{number(computed.override_threshold())} the two patches tie, which is just the distance between their content scores, and at -2 the
+The bias is against the right neighbour, the content for it, and the content is larger. This is not a rule: at a bias of
+{number(computed.override_threshold())}, minus the difference of their content scores, the two patches tie. At -2 the
 right neighbour falls to {strong["weights"][1, 2]:.1%} and the middle patch itself rises to {strong["weights"][1, 1]:.1%}.
 
 ![Content scores, bias, their sum and the attention weights of the middle patch](examples/override.png)

@@ -52,19 +52,19 @@ def opening() -> str:
 # The worked examples, computed
 
 The documents this project started from explain position by small examples that can be checked by hand. Here they are again,
-in their order, with every number computed by relpos. Where the documents print something else, both are shown and the reason
-is given; [all corrections](#corrections) stand together at the end. The section numbers are the documents'.
+in their order, with every number computed by relpos. Where the documents differ, the page shows both and gives the reason;
+[all corrections](#corrections) are at the end. Section numbers are those of the documents.
 
 **One sign.** Queries are rows and written i, keys are columns and written j. `offset = query - key` = i - j, everywhere. On a
 sequence a positive offset means that the key came *before* the query: it lies in the past. On an image the offset is
-(row, column), and offset (0, -1) means that the key is the *right* neighbour. The documents mix this sign with its opposite;
-several of their slips come from there.
+(row, column), and offset (0, -1) means that the key is the *right* neighbour. The documents mix this sign with its opposite,
+which causes several of their errors.
 
-A **score** is what the softmax sees. In each example queries, keys and values are the tokens themselves, so
+A **score** is an input of the softmax. In each example queries, keys and values are the tokens themselves, so
 
     score[i, j] = <x[i], x[j]> / sqrt(width) + what position adds
 
-and two functions are enough to compute all that follows:
+and two functions compute everything below:
 
 {code(computed.scores, computed.bias_of)}
 """

@@ -48,14 +48,14 @@ def permutation() -> str:
 ## Without position, order means nothing (11.2)
 
 The document says that attention without position is permutation-*invariant*: "if you shuffle the tokens, the result doesn't
-change". Precisely: shuffled tokens give the same outputs, shuffled alike. That is permutation-*equivariant*. What is *invariant* is
-anything that pools the outputs, such as their mean. Here the patches stand in the order {order}:
+change". Precisely: shuffled tokens give the same outputs in the shuffled order. That is permutation-*equivariant*. Pooled outputs,
+such as their mean, are *invariant*. Here the order of the patches is {order}:
 
 {table(head, rows)}
 
 {mean}
 
-Without position each patch keeps its output wherever it stands, and the mean cannot tell the two images apart. With the bias of
+Without position each patch keeps its output at any place, and the mean cannot tell the two images apart. With the bias of
 section 6.4 it can. (Under a causal mask even attention without position can tell: the first token sees one token, the second two.)
 """
 
@@ -72,7 +72,7 @@ seven the offsets i - j run from -6 to 6 and are cut to -2 ... 2:
 
 {table(["query, key", *range(7)], [[i, *row] for i, row in enumerate(computed.clipped_offsets())])}
 
-Each reads its number, {", ".join(f"{r:+d}: {value:+.1f}" if r else "0: 0.0" for r, value in computed.BIAS_1D.items())}. The printed
+The biases are {", ".join(f"{r:+d}: {value:+.1f}" if r else "0: 0.0" for r, value in computed.BIAS_1D.items())}. The printed
 matrix is right:
 
 {beside(computed.clipped(), printed.CLIPPED, digits=1)}
@@ -124,15 +124,15 @@ The tokens are [1, 0], [0, 1] and [1, 1], and their content scores the first thr
 
 Its comment is not: a positive i - j is a key in the *past*, so this table shifts attention to the past, not to "future tokens".
 
-**A vector an offset (Shaw).** The vectors {", ".join(f"({a:g}, {b:g})" for a, b in computed.SHAW.values())} for r = -2 ... 2 meet the query:
+**A vector per offset (Shaw).** The vectors {", ".join(f"({a:g}, {b:g})" for a, b in computed.SHAW.values())} for r = -2 ... 2 are multiplied with the query:
 score = <x[i], x[j] + r[i - j]> / sqrt(2). The printed matrix is right:
 
 {beside(computed.shaw(), printed.SHAW)}
 
 {code(computed.shaw)}
 
-Token 1 is [0, 1] and the vectors have nothing in their second number: its row is content alone. That is what "content-dependent"
-means: whether an offset matters is up to the query.
+Token 1 is [0, 1] and the second number of each vector is 0: its row is content alone. This is "content-dependent": the query
+decides whether an offset matters.
 
 **A rotation (RoPE).** 30 degrees per position.
 
@@ -151,7 +151,7 @@ along every diagonal, cos(30 degrees x offset) / sqrt(2):
 {block(same)}
 
 **A slope (ALiBi).** Minus 0.1 x (i - j). The printed arithmetic is right, but the formula is for causal use: without a mask, keys
-in the future get +0.1 and +0.2, the more the farther. `relpos.ALiBi` takes |i - j|:
+in the future get +0.1 and +0.2, more for farther keys. `relpos.ALiBi` takes |i - j|:
 
 {beside(one_way, printed.ALIBI)}
 

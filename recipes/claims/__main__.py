@@ -3,9 +3,9 @@
     relpos compare --seeds 3 --out runs/digits
     python recipes/claims runs/digits runs/text ...
 
-From findings, and nothing else, comes the word: "held" where all speak for a claim, "held in part" where some do, "did
-not hold" where none does and some speak against it, "undecided" where none speaks either way, "not measured" without
-any. Sections are those of the longest of the documents. Nothing is corrected for the number of claims.
+The verdict on a claim follows from its findings alone: "held" if all are for it, "held in part" if some are, "did not
+hold" if none is for it and some are against it, "undecided" if all are open, "not measured" without findings. Sections
+are those of the longest document. Nothing is corrected for the number of claims.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def section(results: Results) -> str:
     """The claims beside one comparison."""
     what, units = results.settings.what, measure_of(results).tested
     head = f"## {what.capitalize()}: {results.task.title}\n\n{citation(results)} Compared over {units}.\n"
-    rows = ["| claim | section | it holds where | word | findings |", "|---|---|---|---|---|"]
+    rows = ["| claim | section | criterion | verdict | findings |", "|---|---|---|---|---|"]
     for quote, where, rule, found in POSITION if what == "position" else CHOICES[what]:
         findings = found(results)
         said = "; ".join(f"`{one.who}` {one.figure} ({one.speaks})" for one in findings)

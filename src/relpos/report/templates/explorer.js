@@ -82,7 +82,7 @@ function drawMap(state, of) {
   const marked = of.grid ? [[Math.floor(query / width), query % width, 1, 1]] : [[query, 0, 1, width]];
   paint(at("map"), of.n, of.n, (r, c) => colour(all[r * width + c], limit), marked);
   const what = of.grid ? `keys of query ${placed(of, query)}, outlined` : "queries (down) and keys (across); the query is outlined";
-  at("map-caption").textContent = `What position changes in the score, head ${state.head}: ${what}. Full colour is ${limit.toFixed(2)}. Click, or move with the arrow keys, to choose a query.`;
+  at("map-caption").textContent = `The change of the score by position, head ${state.head}: ${what}. Full colour is ${limit.toFixed(2)}. Click, or move with the arrow keys, to choose a query.`;
   at("map").setAttribute("aria-label", `heat map of scores, ${of.n} by ${of.n}, largest change ${limit.toFixed(2)}`);
 }
 
@@ -182,7 +182,7 @@ function fit(keepSize, keepQuery) {
   const of = scores({ ...wants(), head: 0 }), query = at("query"), head = at("head"), chosen = Math.min(+head.value || 0, of.heads - 1);
   query.max = of.count - 1;
   if (!keepQuery) query.value = grid ? Math.floor(of.n / 2) * of.n + Math.floor(of.n / 2) : Math.floor(of.count / 2);
-  head.replaceChildren(...Array.from({ length: of.heads }, (_, i) => new Option(of.heads > 1 ? `${i}` : "all are alike", i)));
+  head.replaceChildren(...Array.from({ length: of.heads }, (_, i) => new Option(of.heads > 1 ? `${i}` : "all are equal", i)));
   head.value = chosen;
   const strengths = (data.offsets || data.pairs[size.value]).length;
   at("strength").parentElement.hidden = strengths < 2;
@@ -190,14 +190,14 @@ function fit(keepSize, keepQuery) {
   at("causal").parentElement.hidden = grid || hides;
   at("title").textContent = entry.title; at("summary").textContent = entry.summary; at("source").textContent = `Source: ${entry.source}.`;
   const remarks = [];
-  if (entry.added) remarks.push("Its vectors are added to tokens; shown is how alike those of two positions are, which attention can learn to use.");
-  if (entry.values) remarks.push("It also adds vectors to values, which no score shows.");
-  if (hides) remarks.push("It counts the keys that a query sees, so that later ones are hidden (grey).");
-  if (entry.turns.sequence && !grid && entry.family === "rotation") remarks.push("Drawn as it is at four times the length of its training, since some rotations act beyond that alone.");
-  if (entry.learns && !place.trained) remarks.push("What it learns starts random and means nothing yet.");
+  if (entry.added) remarks.push("Its vectors are added to tokens. The picture shows the similarity of two positions' vectors, which attention can learn to use.");
+  if (entry.values) remarks.push("It also adds vectors to values, which scores do not show.");
+  if (hides) remarks.push("It is defined for keys up to the query; later keys are masked (grey).");
+  if (entry.turns.sequence && !grid && entry.family === "rotation") remarks.push("Drawn at four times the trained length, since some rotations change only beyond it.");
+  if (entry.learns && !place.trained) remarks.push("Its learned values are random initial ones.");
   if (weights.value === "trained") remarks.push(grid
-    ? "Trained for a short while on handwritten digits: an example, no finding."
-    : "Trained for a short while on English text under a causal mask: an example, no finding. Later keys were hidden: what it says of them means nothing.");
+    ? "Trained briefly on handwritten digits: an example, not a result."
+    : "Trained briefly on English text under a causal mask: an example, not a result. Later keys were masked: their values mean nothing.");
   at("remark").textContent = remarks.join(" ");
 }
 
