@@ -133,9 +133,6 @@ OF_OTHERS = {"relpos.adapters.common.interface": "_attention", "relpos.position.
 """Transformers' signature, and that of a row rule, whose tensors are its parameters."""
 TO_BE_CUT = {
     "relpos.comparison.settings": "make",
-    "relpos.core.densify": "_gradient",
-    "relpos.engines.arguments": "resolve, prepare",
-    "relpos.testing.oracle": "_attended",
     "relpos.train.loop": "fit, train",
 }
 """Functions that still have more. None joins them."""

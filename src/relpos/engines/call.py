@@ -1,6 +1,6 @@
 """One call of attention, checked and made explicit: what every engine receives.
 
-`arguments.prepare` makes it, the one place where arguments are checked, defaults resolved and autocast applied. Engines
+`Arguments.call` makes it, the one place where arguments are checked, defaults resolved and autocast applied. Engines
 trust a `Call`. `packing` takes it apart for autograd or a custom operator, and puts it together again.
 """
 

@@ -23,7 +23,7 @@ from relpos.core import may_keep
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
 from relpos.core.visibility import hides_nothing
-from relpos.engines.arguments import Resolved
+from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine
 from relpos.engines.selection import choose
@@ -32,7 +32,7 @@ from relpos.engines.unseen import without_unseen
 Structure = Hashable
 
 
-def structure_of_call(given: Resolved, backend: str) -> Structure | None:
+def structure_of_call(given: Arguments, backend: str) -> Structure | None:
     """All that a plan depends on, or None."""
     q = given.q
     if not may_keep(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -68,7 +68,7 @@ class Plan:
     hides: bool
     compute: Compute
 
-    def run(self, given: Resolved) -> tuple[Tensor, Tensor | None]:
+    def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
         call = given.unchecked_call(self.scale)
         if given.dropout > 0:
@@ -87,7 +87,7 @@ class Plan:
         return self.compute(shown)
 
 
-def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Plan:
+def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
     """The plan of a call, checked; kept for others of its structure where it has one."""
     call = given.call()
     choice = choose(call, backend)
