@@ -13,7 +13,7 @@ from source import ROOT, SOURCE, modules, part, tree
 
 import relpos
 from relpos.position import Mechanism, OffsetBias
-from relpos.position.base.mechanism import Sum
+from relpos.position.base.sum import Sum
 from relpos.position.base.table_bias import TableBias
 
 MOST_LINES = 400

@@ -26,7 +26,7 @@ from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice
 from relpos.position import find
-from relpos.position.base.mechanism import acts_on_tokens
+from relpos.position.base.wrapped import acts_on_tokens
 
 OWN = "own"
 

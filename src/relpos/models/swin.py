@@ -38,8 +38,8 @@ from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
 from relpos.position.base.tables import require_std
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 _OWN = {1: "relative_2d", 2: "log_cpb"}
 """The published position of each version."""

@@ -25,7 +25,8 @@ from relpos.core.checks import fail
 from relpos.core.private import asked_while_tracing
 from relpos.models.positions import LayerPositions, in_use
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import AS_IS, Mechanism, acts_on_tokens
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.wrapped import acts_on_tokens
 
 CHILD = "positions"
 """Name of the mechanisms in the module that holds a stack."""

@@ -1,4 +1,4 @@
-"""What a position mechanism is, and how mechanisms are summed.
+"""What a position mechanism is: the base class of all.
 
     mechanism.terms(queries, keys)                  what happens inside attention
     mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
@@ -10,13 +10,13 @@ CONTRIBUTING.md for a whole example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos.core import (
     Coordinates,
@@ -30,11 +30,11 @@ from relpos.core import (
     require_sides,
 )
 from relpos.core.cache import TOKEN_BYTES, share, state_of
-from relpos.core.checks import fail, require_int, shape_of
+from relpos.core.checks import fail, require_int
 from relpos.core.private import with_tensors
 from relpos.position.base.cached_terms import Held, OnceAForward, drop_once
 from relpos.position.base.constructor_repr import WrittenOut
-from relpos.position.base.device import META, settle
+from relpos.position.base.device import META
 from relpos.position.base.functional import checked, twin
 from relpos.position.base.saved_settings import SavesSettings, is_settings
 from relpos.position.base.site import Site
@@ -65,6 +65,9 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
     _repr_html_: ClassVar[Callable[[Mechanism], str | None] | None] = None
     """How notebooks draw it: `relpos` sets what does, so that nothing here knows of drawing."""
+
+    _sum_of_two: ClassVar[Callable[[Mechanism, Mechanism], Mechanism]]
+    """What `+` does: `sum.py` sets it, for a sum is a mechanism itself."""
 
     _held: Held | None = None  # within `relpos.decoding`, what was made of its weights
 
@@ -206,10 +209,8 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
             fail("a mechanism that is defined on longer sequences", type(self).__name__, "Build it for the longest.")
         return self
 
-    def __add__(self, other: Mechanism) -> Sum:
-        if not is_mechanism(other):
-            fail("a mechanism on both sides of +", shape_of(other), "Build the mechanism first.")
-        return Sum([self, other])
+    def __add__(self, other: Mechanism) -> Mechanism:
+        return Mechanism._sum_of_two(self, other)
 
 
 def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
@@ -234,128 +235,3 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
 def _mechanisms_in(mechanism: Mechanism) -> Iterator[Mechanism]:
     """Itself and the mechanisms inside."""
     return (part for part in mechanism.modules() if isinstance(part, Mechanism))
-
-
-def is_mechanism(x: object) -> bool:
-    """Whether `x` says terms: a mechanism, or a module that PEFT, say, has put around one.
-
-    Such a wrapper may lack all else that a mechanism has; the functions below then say what is usual.
-    """
-    return isinstance(x, nn.Module) and callable(getattr(x, "terms", None))
-
-
-def position_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """What describes position in a model: all that mechanisms own, and what its `own_position` names."""
-    found = {one for module in model.modules() if is_mechanism(module) for one in module.parameters()}
-    return found | {model.get_parameter(name) for name in getattr(model, "own_position", ())}
-
-
-def parts_of(mechanism: Mechanism) -> list[Mechanism]:
-    """The mechanisms that it is a sum of. A wrapper is one: what it holds would answer without it."""
-    return mechanism.parts() if isinstance(mechanism, Mechanism) else [mechanism]
-
-
-def acts_on_tokens(part: Mechanism) -> bool:
-    """Whether a mechanism, wrapped or not, embeds tokens."""
-    return bool(getattr(part, "acts_on_tokens", False))
-
-
-def acts_in_attention(part: Mechanism) -> bool:
-    """Whether the terms of a mechanism, wrapped or not, say anything."""
-    return bool(getattr(part, "acts_in_attention", True))
-
-
-def growth_of(part: Mechanism) -> tuple[str, ...]:
-    """The rules by which a mechanism, wrapped or not, grows."""
-    return tuple(getattr(part, "growth", ()))
-
-
-class Sum(Mechanism):
-    """Several mechanisms together: terms are joined, embeddings applied in order.
-
-    It grows by any rule that one of its parts has, provided that all have one: a part without that rule takes its own
-    first. `AS_IS` is left out where some part lacks it.
-    """
-
-    def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
-        super().__init__()
-        self.mechanisms = nn.ModuleList(part for mechanism in mechanisms for part in parts_of(mechanism))
-
-    def __repr__(self) -> str:
-        parts = [repr(part) for part in self.mechanisms]
-        return " + ".join(parts) if len(parts) > 1 else f"Sum([{', '.join(parts)}])"
-
-    def parts(self) -> list[Mechanism]:
-        for part in self.mechanisms:
-            if not is_mechanism(part):
-                came, remedy = type(part).__name__, "What wraps a mechanism has to hand its terms on."
-                fail("each part of a sum to say terms(queries, keys)", came, remedy)
-        return list(self.mechanisms)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its parts, the first that is not to be settled yet."""
-        found = [part.device for part in self.parts() if hasattr(part, "device")]
-        return next((one for one in found if one != META), found[0] if found else super().device)
-
-    def settle(self, device: torch.device) -> None:
-        super().settle(device)
-        for part in self.mechanisms:
-            settle(part, device)
-
-    @property
-    def growth(self) -> tuple[str, ...]:
-        """The rules of all parts, in their order; none where a part has none."""
-        each = [growth_of(part) for part in self.parts()]
-        if not all(each):
-            return ()
-        rules = dict.fromkeys(rule for own in each for rule in own)
-        if not all(AS_IS in own for own in each):
-            rules.pop(AS_IS, None)
-        return tuple(rules) or (AS_IS,)
-
-    def grow(self, queries: Coordinates, rule: str) -> Mechanism:
-        if rule not in self.growth:
-            return super().grow(queries, rule)
-        return Sum(grow_part(part, queries, rule) for part in self.parts())
-
-    def extend(self, length: int) -> Mechanism:
-        """The sum of its parts, each for sequences of `length` tokens."""
-        return Sum(_extend_part(part, length) for part in self.parts())
-
-    @property
-    def acts_on_tokens(self) -> bool:
-        return any(acts_on_tokens(part) for part in self.parts())
-
-    @property
-    def acts_in_attention(self) -> bool:
-        return any(acts_in_attention(part) for part in self.parts())
-
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        joined = Terms()
-        for part in self.parts():
-            joined = joined + part.terms(queries, keys)
-        return joined
-
-    def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
-        for part in self.parts():
-            x = part.embed(x, coordinates) if acts_on_tokens(part) else x
-        return x
-
-
-def grow_part(part: Mechanism, queries: Coordinates, rule: str) -> Mechanism:
-    """A part of a sum, grown by a rule of the sum: by its own first rule where it does not have that one."""
-    rules = growth_of(part)
-    rule = rule if rule in rules else rules[0]
-    return part.grow(queries, rule) if isinstance(part, Mechanism) else _wrapped_as_is(part, rule == AS_IS)
-
-
-def _extend_part(part: Mechanism, length: int) -> Mechanism:
-    return part.extend(length) if isinstance(part, Mechanism) else _wrapped_as_is(part, AS_IS in growth_of(part))
-
-
-def _wrapped_as_is(part: nn.Module, suffices: bool) -> Any:
-    """A wrapper itself where that suffices. What it holds could grow, but alone, without what the wrapper adds."""
-    if not suffices:
-        fail("a mechanism to grow", f"{type(part).__name__}, which wraps one", "Merge the adapter into it first.")
-    return part
