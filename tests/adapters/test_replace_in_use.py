@@ -155,7 +155,7 @@ def _given_weights(model: nn.Module, like: nn.Module) -> None:
     """A model that was built on meta, with the weights of another: assigned, and what its library does not save."""
     model.load_state_dict(like.state_dict(), assign=True)
     for one, other in zip(model.modules(), like.modules(), strict=True):
-        for name in one._non_persistent_buffers_set - {"_here"}:
+        for name in one._non_persistent_buffers_set - {"_device_marker"}:
             one._buffers[name] = other._buffers[name]
 
 

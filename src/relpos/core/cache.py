@@ -35,7 +35,7 @@ class _Kept(dict[Hashable, Any]):
         return _Kept()
 
 
-NOT_COPIED = ("_kept", "_held", "_whole", "_structure")
+NOT_COPIED = ("_kept", "_decoding_terms", "_whole", "_structure")
 """Derived attributes, neither copied nor saved."""
 
 

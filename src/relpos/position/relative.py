@@ -222,7 +222,7 @@ class RelativePositionBias(TableBias):
             else Grid(*self.sizes, prefix=self.prefix)
         )
 
-    def _settings_here(self) -> Settings:
+    def _own_settings(self) -> Settings:
         return {} if self.bias_type == "1d" else {"window_size": plain(self.sizes)}
 
     def _has_entry(self) -> bool:

@@ -32,8 +32,8 @@ from relpos.core import (
 from relpos.core.cache import TOKEN_BYTES, share, state_of
 from relpos.core.checks import fail, require_int
 from relpos.core.private import with_tensors
-from relpos.position.base.cached_terms import Held, OnceAForward, drop_once
-from relpos.position.base.constructor_repr import WrittenOut
+from relpos.position.base.cached_terms import DecodingTerms, TermsOfForward, drop_terms_of_forward
+from relpos.position.base.constructor_repr import ConstructorRepr
 from relpos.position.base.device import META
 from relpos.position.base.functional import checked, twin
 from relpos.position.base.saved_settings import SavesSettings, is_settings
@@ -50,7 +50,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(SavesSettings, WrittenOut, Trainable):
+class Mechanism(SavesSettings, ConstructorRepr, Trainable):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -69,7 +69,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
     _sum_of_two: ClassVar[Callable[[Mechanism, Mechanism], Mechanism]]
     """What `+` does: `sum.py` sets it, for a sum is a mechanism itself."""
 
-    _held: Held | None = None  # within `relpos.decoding`, what was made of its weights
+    _decoding_terms: DecodingTerms | None = None  # within `relpos.decoding`, the terms made so far
 
     def _raster_lines(self, queries: Coordinates, keys: Coordinates | None) -> Lines:
         """The lines as a one-axis mechanism sees the tokens, checked."""
@@ -78,13 +78,13 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
     def __getstate__(self) -> dict[str, Any]:
         state = state_of(self)
-        drop_once(state)
+        drop_terms_of_forward(state)
         return state
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":
             self.__dict__.pop("_kept", None)  # it may not follow from the new setting
-            OnceAForward.changes += "terms" in self.__dict__
+            TermsOfForward.changes += "terms" in self.__dict__
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
@@ -93,7 +93,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
     def _replicate_for_data_parallel(self) -> Self:
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        drop_once(replica.__dict__)
+        drop_terms_of_forward(replica.__dict__)
         return replica
 
     def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
@@ -132,7 +132,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
         The mechanism itself stays as it is, all the while, so that threads may share it. Gradients reach the tensors.
         It may be called inside a transform of `torch.func` and under `torch.compile`, and inside `relpos.decoding`,
-        where nothing of these tensors is held.
+        where no terms of these tensors are cached.
 
         Args:
             tensors: by their names in `named_parameters()` (or in the state dict, where those are buffers), any of
@@ -214,7 +214,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
 
 
 def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
-    """The mechanism with these tensors. It shares what is kept, which follows from shapes, and not what is held."""
+    """The mechanism with these tensors. It shares the cache of what follows from shapes, and no terms."""
     if isinstance(tensors, Mapping):  # a state dict has settings too
         tensors = {name: x for name, x in tensors.items() if not is_settings(str(name))}
     if may_keep(mechanism.device):
@@ -225,9 +225,9 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
     device = next((x.device for x in tensors.values() if not x.is_meta), META)
     for part in _mechanisms_in(other):
         part.settle(device)
-        part.__dict__.pop("_held", None)
-        drop_once(part.__dict__)
-        if not structural:  # what is kept may follow from a buffer
+        part.__dict__.pop("_decoding_terms", None)
+        drop_terms_of_forward(part.__dict__)
+        if not structural:  # what is cached may follow from a buffer
             part.__dict__.pop("_kept", None)
     return other
 

@@ -62,7 +62,7 @@ class TableBias(OffsetBias):
         return read(table, keep(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        if self._held is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
+        if self._decoding_terms is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
             return super().terms(queries, keys)
         device = self.device
         line, rows = keep(  # line and rows by one lookup, which shows in the time of small calls
