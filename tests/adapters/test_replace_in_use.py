@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import relpos
 from loaded import Loaded
 from models import models, without_dropout
-from relpos.adapters.replacements.placed import ReplacedPositions
+from relpos.adapters.replacements.repositioned import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 

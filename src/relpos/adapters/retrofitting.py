@@ -19,7 +19,7 @@ from relpos.adapters.common.kinds import PositionKind, Replaced, path_of, refuse
 from relpos.adapters.common.libraries import require_importable, strange
 from relpos.adapters.common.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.common.verification import Verdict, verify_model
-from relpos.adapters.replacements.placed import Placed, is_retrofitted
+from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 from relpos.adapters.replacements.stacks import holders, require_unwrapped, take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
 from relpos.core.checks import fail, require_flag, require_int, shape_of
@@ -142,7 +142,7 @@ def _found(
     replaced_before = {id(module) for holder in holders(model) for module in holder.modules()}
     for name, module in model.named_modules():
         path = path_of(type(module))
-        if id(module) in replaced_before or isinstance(module, Placed):
+        if id(module) in replaced_before or isinstance(module, Repositioned):
             if path in replaced_classes():
                 left.append(Left(name, path, "its position is relpos's already, by replace_position"))
             continue

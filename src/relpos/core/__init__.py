@@ -8,7 +8,14 @@ from relpos.core.algebra import Term, Terms
 from relpos.core.blocks import Blocks
 from relpos.core.cache import keep, may_keep
 from relpos.core.constants import constant, keeps, passing
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates, require_sides
+from relpos.core.coordinates import (
+    Coordinates,
+    Grid,
+    Positions,
+    Sequence,
+    require_coordinates,
+    require_queries_and_keys,
+)
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
@@ -71,7 +78,7 @@ __all__ = [
     "passing",
     "read",
     "require_coordinates",
-    "require_sides",
+    "require_queries_and_keys",
     "require_width",
     "rotate",
     "segment_sum",

@@ -6,7 +6,7 @@ from typing import NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_sides
+from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_queries_and_keys
 from relpos.core.checks import (
     COMPUTED,
     broadcasts,
@@ -143,7 +143,7 @@ def _resolve_terms(
         if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
-        require_sides(queries, keys)
+        require_queries_and_keys(queries, keys)
         if queries.count != q.shape[2] or (queries if keys is None else keys).count != k.shape[2]:
             _fail_to_count(queries, keys, q, k, v)
         settle = getattr(position, "settle", None)

@@ -203,12 +203,12 @@ class LanguageModel(Transformer):
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """The positions of tokens in packed documents; raises if one is longer than the context."""
-        places, high = places_in(segments), min(segments.shape[1], self.context) - 1
-        last = at_hand(places, torch.max)
+        positions, high = positions_in(segments), min(segments.shape[1], self.context) - 1
+        last = at_hand(positions, torch.max)
         if last is not None and last > high:
             wanted = f"documents of at most {self.context} tokens, the model's context"
             fail(wanted, f"one of {last + 1}", "Cut them, or grow the model first.")
-        return Positions(places, low=0, high=high)
+        return Positions(positions, low=0, high=high)
 
     def _check(self, tokens: object, cache: object, segments: object) -> None:
         words, weight = self.token_embed.num_embeddings, self.token_embed.weight
@@ -325,14 +325,14 @@ class LanguageModel(Transformer):
         return tokens
 
 
-def places_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+def positions_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
     """For each token, the number of earlier tokens in its segment; 0 for padding."""
     ordered, order = segments.sort(dim=-1, stable=True)
     index = torch.arange(segments.shape[-1], device=segments.device).expand_as(segments)
     begins = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
     first = torch.where(begins, index, 0).cummax(dim=-1).values
-    places = torch.empty_like(index).scatter(-1, order, index - first)
-    return torch.where(segments < 0, 0, places)
+    positions = torch.empty_like(index).scatter(-1, order, index - first)
+    return torch.where(segments < 0, 0, positions)
 
 
 def _whole(x: object) -> TypeGuard[Tensor]:

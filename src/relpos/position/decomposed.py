@@ -135,10 +135,10 @@ class DecomposedPosition(Mechanism):
         have = vectors.shape[0]
         if have == rows:
             return vectors[None]
-        unit = 2 * rows  # places in whole numbers, so that weights are rounded once
+        unit = 2 * rows  # positions in whole numbers, so that weights are rounded once
         wanted = torch.arange(rows, device=vectors.device)
-        place = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
-        apart = (place[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
+        centre = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
+        apart = (centre[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
         weights = (unit - apart).clamp(min=0).to(vectors.dtype) / unit
         with without_autocast(self.device):
             return (weights @ vectors)[None]

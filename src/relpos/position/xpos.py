@@ -7,10 +7,10 @@
 so pair p of a score is multiplied by z[p] ** ((i - j) / scale_base): it decays for the past (i > j), fast pairs first,
 and grows for the future. It is meant for causal attention; this file does not check the mask.
 
-The centre c cancels if queries and keys have the same one. By default it is the middle of the given positions of both
-sides, which keeps the powers small; a decoding step then equals the full pass, since cached keys are unrotated. A key
-that is cached rotated needs a fixed `centre`, and its queries need the same. Implementations that centre each side on
-its own length differ between decoding and the full pass.
+The centre c cancels if queries and keys have the same one. By default it is the middle of all given positions,
+which keeps the powers small; a decoding step then equals the full pass, since cached keys are unrotated. A key that is
+cached rotated needs a fixed `centre`, and its queries need the same. Implementations that centre queries and keys, each
+on its own length, differ between decoding and the full pass.
 
 Engines also compute scores of the future before the mask removes them, and these grow as z[0] ** (-span / scale_base).
 So positions may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000. Prefix
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Rotation, Terms, constant
 from relpos.core.checks import fail, require_choice, require_number, shape_of
-from relpos.position.base.angles import places
+from relpos.position.base.angles import positions
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
@@ -109,7 +109,7 @@ class XPos(RotaryEmbedding):
         if centre is None:
             fail("a centre", "None", "Build it with centre=0, say, for keys that are cached rotated.")
         self._require_span(own, own, centre)
-        steps = places(own, self.device)[:, None] - centre  # [_, 1, N, 1]
+        steps = positions(own, self.device)[:, None] - centre  # [_, 1, N, 1]
         exponent = steps / self.scale_base * (1 if side == "query" else -1)
         return constant(self._fading(), torch.float64, steps.device) ** exponent
 
@@ -117,10 +117,10 @@ class XPos(RotaryEmbedding):
         rotation = super().terms(queries, keys).one(Rotation)
         assert rotation is not None
         keys = queries if keys is None else keys
-        sides = self._own(queries, "queries"), self._own(keys, "keys")
-        low, high = _reach(*sides)
+        both = self._own(queries, "queries"), self._own(keys, "keys")
+        low, high = _reach(*both)
         centre = (low + high) / 2 if self.centre is None else self.centre
-        self._require_span(*sides, centre)
+        self._require_span(*both, centre)
         grown = replace(
             rotation,
             query_magnitude=self.magnitudes(queries, "query", centre),
@@ -146,7 +146,7 @@ class XPos(RotaryEmbedding):
 
 
 def _reach(queries: Coordinates, keys: Coordinates) -> tuple[int, int]:
-    """The lowest and the highest position of both sides; of a prefix, 0."""
+    """The lowest and the highest position of queries and keys; of a prefix, 0."""
     prefix = (0,) if queries.prefix or keys.prefix else ()
     return min(queries.low[0], keys.low[0], *prefix), max(queries.high[0], keys.high[0], *prefix)
 

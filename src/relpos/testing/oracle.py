@@ -48,11 +48,11 @@ def attention(
     k, v = heads_of(k, heads), heads_of(v, heads)
     sinks = None if sinks is None else sinks[None, :, None]
     value_vectors = None if value_vectors is None else value_vectors[None]
-    tensors = _Tensors(q, k, v, bias, allowed, sinks, value_vectors, kept)
+    tensors = _Operands(q, k, v, bias, allowed, sinks, value_vectors, kept)
 
     def attended(b: slice, h: slice) -> tuple[Tensor, Tensor]:
         block: list[Any] = [x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors]
-        return _attended(_Tensors(*block), scale, softcap, dropout)
+        return _attended(_Operands(*block), scale, softcap, dropout)
 
     masks = (1, 1) if allowed is None else allowed.shape[:2]
     blocks = [[attended(b, h) for h in _blocks(heads, masks[1])] for b in _blocks(batch, masks[0])]
@@ -70,7 +70,7 @@ def _within(x: Tensor, axis: int, block: slice) -> slice:
     return slice(None) if x.shape[axis] == 1 else block
 
 
-class _Tensors(NamedTuple):
+class _Operands(NamedTuple):
     """The tensors of `attention`, each with an axis for the batch and one for the heads, k and v of the query heads."""
 
     q: Tensor
@@ -83,7 +83,7 @@ class _Tensors(NamedTuple):
     kept: Tensor | None
 
 
-def _attended(tensors: _Tensors, scale: float, softcap: float | None, dropout: float) -> tuple[Tensor, Tensor]:
+def _attended(tensors: _Operands, scale: float, softcap: float | None, dropout: float) -> tuple[Tensor, Tensor]:
     """`attention` where all batches and heads have one mask: `allowed[1, 1, N, M]`."""
     q, k, v, bias, allowed, sinks, value_vectors, kept = tensors
     outputs, sums = [], []

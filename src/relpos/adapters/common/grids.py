@@ -48,10 +48,10 @@ def terms_of_table(module: Retrofitted, table: Tensor, window: tuple[int, int]) 
 
 def image_of(table: Tensor, window: tuple[int, int]) -> Tensor:
     """A table `[L, H]` or `[L + 3, H]` as an image."""
-    sides = [2 * size - 1 for size in window]
-    count = sides[0] * sides[1]
+    extents = [2 * size - 1 for size in window]
+    count = extents[0] * extents[1]
     extras = table[count:] if table.shape[0] > count else table.new_zeros(EXTRAS, table.shape[1])
-    return with_extras(table[:count].T.unflatten(1, sides), extras)[None]
+    return with_extras(table[:count].T.unflatten(1, extents), extras)[None]
 
 
 def with_extras(cells: Tensor, extras: Tensor) -> Tensor:

@@ -163,8 +163,8 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours."""
-    placed = getattr(module, "attend_placed", None)  # set if the position was replaced
-    if placed is None and recorded():
+    attend_repositioned = getattr(module, "attend_repositioned", None)  # set if the position was replaced
+    if attend_repositioned is None and recorded():
         more |= {} if is_causal is None else {"is_causal": is_causal}
         more |= {} if position_bias is None else {"position_bias": position_bias}
         more |= {"dropout": dropout, "scaling": scaling}
@@ -175,9 +175,9 @@ def _attention(
         attention_mask = attention_mask[:, 0, 0]  # for a layer that reads its mask
     if attention_mask is not None and attention_mask.dim() == 4:
         causal = False  # such a mask includes causality
-    if placed is not None:
+    if attend_repositioned is not None:
         refuse_weights(weights_are_recorded())  # there is no published version of a replaced position
-        out = placed(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
+        out = attend_repositioned(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
         return out.transpose(1, 2), None
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
     own_mask = attention_mask is None or attention_mask.dim() == 2

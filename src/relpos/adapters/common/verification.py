@@ -24,7 +24,7 @@ from relpos.adapters.common import interface
 from relpos.adapters.common.kinds import Verified, path_of, verified_classes
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import is_swapped, published_class, route, unswap
-from relpos.adapters.replacements.placed import is_retrofitted
+from relpos.adapters.replacements.repositioned import is_retrofitted
 
 BATCH, TOKENS = 2, 24
 _OF_FLOAT32 = 4.0

@@ -16,7 +16,7 @@ from torch import nn
 
 from relpos.adapters.common.kinds import path_of
 from relpos.adapters.common.libraries import strange
-from relpos.adapters.replacements.placed import CHILD
+from relpos.adapters.replacements.repositioned import CHILD
 from relpos.adapters.replacements.stacks import Given, Stack
 from relpos.core.checks import fail
 

@@ -130,15 +130,15 @@ class MultiScaleAttention(DecomposedAttention):
         if not fit or not self.takes(queries.count, keys.count):
             return super().forward(x, feat_size)
         parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = (self.pooled(side, one, feat_size) for side, one in zip("qkv", parts, strict=True))
+        q, k, v = (self.pooled(name, one, feat_size) for name, one in zip("qkv", parts, strict=True))
         out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=float(self.scale))
         if self.residual_pooling:
             out = out + q
         return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])
 
-    def pooled(self, side: str, x: Tensor, feat_size: Any) -> Tensor:
+    def pooled(self, name: str, x: Tensor, feat_size: Any) -> Tensor:
         """Queries, keys or values, `[B, H, N, D]`, pooled and normalized."""
-        pool, norm = getattr(self, f"pool_{side}"), getattr(self, f"norm_{side}")
+        pool, norm = getattr(self, f"pool_{name}"), getattr(self, f"norm_{name}")
         if pool is not None:
             library = sys.modules[type(self).__module__]
             x, token = library.reshape_pre_pool(x, feat_size, self.has_cls_token)

@@ -64,9 +64,9 @@ class _Shared:
 
     def get_bias(self) -> Tensor:
         cells, extras = _cells(self.own)
-        sides = [2 * size - 1 for size in self.own.window_size]
+        extents = [2 * size - 1 for size in self.own.window_size]
         last = cells.new_zeros(cells.shape[0], EXTRAS) if extras is None else extras
-        return with_extras(cells.unflatten(1, sides), last.T)[None]
+        return with_extras(cells.unflatten(1, extents), last.T)[None]
 
 
 class RelPosModel(Retrofitted):

@@ -84,8 +84,8 @@ class AlibiModel(Retrofitted):
 
     def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
         """A caller's mask of four dimensions, expanded so that it does not look like ours."""
-        sides = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
-        return mask.expand(-1, -1, *sides)
+        sizes = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
+        return mask.expand(-1, -1, *sizes)
 
 
 class BloomModel(AlibiModel):

@@ -136,7 +136,7 @@ class TimmWindow(Window):
         return module.proj_drop(module.proj(out))
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Queries, keys and values in one tensor."""
         projected: Tensor = self.qkv(x)
         return projected
 
@@ -156,7 +156,7 @@ class TimmCosineWindow(TimmWindow):
     training_border = 256
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side; keys have no learned bias."""
+        """Queries, keys and values in one tensor; keys have no learned bias."""
         return projected_with_biases(self, x)
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -184,7 +184,7 @@ class TimmLogWindow(TimmCosineWindow):
         return not drops and super().takes_window(tokens, window)
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Queries, keys and values in one tensor."""
         projected: Tensor = self.qkv(x)
         return projected
 
@@ -202,8 +202,8 @@ class TimmLogWindow(TimmCosineWindow):
 
 def _first_pairs(window: tuple[int, int], pairs: Tensor) -> Tensor:
     """For each offset one pair of cells, `i * N + j`, in the order of lines."""
-    sides = [torch.arange(1 - size, size, device=pairs.device) for size in window]
-    down, right = torch.meshgrid(*sides, indexing="ij")
+    axes = [torch.arange(1 - size, size, device=pairs.device) for size in window]
+    down, right = torch.meshgrid(*axes, indexing="ij")
     query = down.clamp(min=0) * window[1] + right.clamp(min=0)
     key = (-down).clamp(min=0) * window[1] + (-right).clamp(min=0)
     return (query * window[0] * window[1] + key).flatten()

@@ -33,7 +33,7 @@ class Launches:
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
         self.device, self.dtype, self.scale = call.q.device, call.q.dtype, call.scale
-        self.sides = [_Reader(x) for x in (call.q, call.k, call.v)]
+        self.readers = [_Reader(x) for x in (call.q, call.k, call.v)]
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
@@ -60,7 +60,7 @@ class Launches:
 
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
-        q, k, v = self.sides
+        q, k, v = self.readers
         return tiles.QKV(q.readable(call.q), *q.strides, k.readable(call.k), *k.strides, v.readable(call.v), *v.strides)
 
     def bias(self, call: Call) -> tiles.Bias:

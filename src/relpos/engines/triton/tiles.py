@@ -67,7 +67,7 @@ class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
-    table has zeros on both sides, three times as many as a tile has rows or columns, so that no index needs a clamp.
+    table has zeros at both ends, three times as many as a tile has rows or columns, so that no index needs a clamp.
     """
 
     table: Any
@@ -115,7 +115,7 @@ class Dropout(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Queries or keys after their prefix: cells on three axes; the last axis divides `inner` tokens by SIDE."""
+    """Queries or keys after their prefix: cells on three axes; the last axis divides `inner` tokens by EDGE."""
 
     prefix: Any
     inner: Any
@@ -307,7 +307,7 @@ def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.c
 
 
 @triton.jit
-def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _offsets(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """The offset of a tile in a matrix, 32-bit offsets of its numbers from there, and which of them are inside."""
     numbers, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
     inside = start + numbers < stop
@@ -321,7 +321,7 @@ def rows(
     pointer, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, FULL: tl.constexpr = False
 ):
     """SIZE rows of a matrix with row stride `row`, `[SIZE, PADDED]`; zeros from `stop` on. FULL: none are there."""
-    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    begin, at, inside = _offsets(start, stop, row, SIZE, WIDTH, PADDED)
     if FULL and PADDED == WIDTH:
         return tl.load(pointer + begin + at)
     else:
@@ -333,7 +333,7 @@ def write(
     pointer, x, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Write what `rows` would read."""
-    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    begin, at, inside = _offsets(start, stop, row, SIZE, WIDTH, PADDED)
     tl.store(pointer + begin + at, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
 
 

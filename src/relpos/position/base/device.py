@@ -1,8 +1,8 @@
 """The device of a mechanism: that of its weights; without weights, the one it was moved to, or that of its tokens.
 
-An empty buffer `_device_marker`, which is not saved, moves with `.to(device)` and so records moves without weights. It is None
-while a module was built on the meta device (as large models are, before they get their weights) and not moved from
-there: without weights it has no number to lose, and `settle` gives it the device of the tokens.
+An empty buffer `_device_marker`, which is not saved, moves with `.to(device)` and so records moves without weights. It
+is None while a module was built on the meta device (as large models are, before they get their weights) and not moved
+from there: without weights it has no number to lose, and `settle` gives it the device of the tokens.
 """
 
 from __future__ import annotations

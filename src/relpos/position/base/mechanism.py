@@ -27,7 +27,7 @@ from relpos.core import (
     keep,
     lines,
     may_keep,
-    require_sides,
+    require_queries_and_keys,
 )
 from relpos.core.cache import TOKEN_BYTES, share, state_of
 from relpos.core.checks import fail, require_int
@@ -73,7 +73,7 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
 
     def _raster_lines(self, queries: Coordinates, keys: Coordinates | None) -> Lines:
         """The lines as a one-axis mechanism sees the tokens, checked."""
-        require_sides(queries, keys)
+        require_queries_and_keys(queries, keys)
         return self._lines(queries.raster(), None if keys is None else keys.raster())
 
     def __getstate__(self) -> dict[str, Any]:

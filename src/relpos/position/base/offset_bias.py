@@ -22,7 +22,7 @@ from relpos.core import (
     at_least_float32,
     lines,
     may_keep,
-    require_sides,
+    require_queries_and_keys,
 )
 from relpos.core.checks import fail, shape_of, without_autocast
 from relpos.core.tree import unchecked
@@ -65,7 +65,7 @@ class OffsetBias(Mechanism):
         return None
 
     def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
-        require_sides(queries, keys)
+        require_queries_and_keys(queries, keys)
         if self.axes == 1:
             return queries.raster(), None if keys is None else keys.raster()
         for name, coordinates in (("queries", queries), ("keys", keys)):

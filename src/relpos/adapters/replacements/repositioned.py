@@ -1,11 +1,11 @@
 """A module of another library whose own position is switched off and replaced by a mechanism.
 
 The mechanisms of a stack are one child, `positions`, of the module that holds the stack (the holder): their parameters
-are saved, moved and trained with it. Each layer keeps a `Placement`: the coordinates of its tokens and its mechanism.
-It asks the holder for that child at every call, because PEFT puts a wrapper there.
+are saved, moved and trained with it. Each layer keeps a `LayerPosition`: the coordinates of its tokens and its
+mechanism. It asks the holder for that child at every call, because PEFT puts a wrapper there.
 
-    tokens    place.embed(x)                     absolute mechanisms, before the first layer
-    scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
+    tokens    layer_position.embed(x)             absolute mechanisms, before the first layer
+    scores    layer_position.terms(queries, keys) all others, in `Repositioned.attend_repositioned`
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class ReplacedPositions(LayerPositions):
 
 
 @dataclass
-class Placement:
-    """The coordinates of a module's tokens, and its mechanisms.
+class LayerPosition:
+    """What a layer uses of the mechanisms of its stack, and the coordinates of its tokens.
 
     Attributes:
         positions: the mechanisms of its stack.
@@ -161,7 +161,7 @@ def is_growing(coordinates: Coordinates) -> bool:
     return isinstance(coordinates, Sequence) and coordinates.prefix == 0
 
 
-class Placed(Retrofitted):
+class Repositioned(Retrofitted):
     """Common base of the mixins."""
 
     also_recorded = True  # there is no published version of a replaced position
@@ -171,20 +171,20 @@ class Placed(Retrofitted):
         fail(wanted, "one whose position was replaced", "Record it with torch.export.export.")
 
     @property
-    def place(self) -> Placement:
-        """The module's placement."""
-        found: Placement = self.made
+    def layer_position(self) -> LayerPosition:
+        """What the layer uses of its stack's mechanisms."""
+        found: LayerPosition = self.made
         return found
 
     def added_for(self, name: str) -> Tensor:
         """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""
         own: Tensor | None = self._parameters.get(name)
-        if own is not None and own.is_meta and self.place.sums()[0].device == own.device:
+        if own is not None and own.is_meta and self.layer_position.sums()[0].device == own.device:
             return own  # `load_state_dict(assign=True)` reads it
         like: Tensor = self.cls_token
-        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+        return self.layer_position.embed(like.new_zeros(1, self.layer_position.coordinates.count, like.shape[2]))
 
-    def attend_placed(
+    def attend_repositioned(
         self,
         q: Tensor,
         k: Tensor,
@@ -203,8 +203,8 @@ class Placed(Retrofitted):
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
         """
         if self.training and torch.is_grad_enabled():
-            self.place.notice(q)
-        settle(self.place.child, q.device)
+            self.layer_position.notice(q)
+        settle(self.layer_position.child, q.device)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
@@ -212,8 +212,8 @@ class Placed(Retrofitted):
     def terms_and_mask(
         self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
     ) -> tuple[Terms, Mask | None]:
-        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_placed`."""
-        terms = self.place.terms(queries, keys)
+        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
+        terms = self.layer_position.terms(queries, keys)
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None
         return terms, mask_of(mask, queries, keys, causal=causal)
@@ -221,7 +221,7 @@ class Placed(Retrofitted):
 
 def is_retrofitted(module: nn.Module) -> bool:
     """Whether `relpos.retrofit` has swapped a module, and not `relpos.replace_position`."""
-    return is_swapped(module) and not isinstance(module, Placed)
+    return is_swapped(module) and not isinstance(module, Repositioned)
 
 
 def _added(mask: Tensor) -> Term:
@@ -231,7 +231,7 @@ def _added(mask: Tensor) -> Term:
     return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
 
 
-def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
+def put_in_front(module: Any, mixin: type[Repositioned], layer_position: LayerPosition) -> None:
     """Put the mixin in front of a module's class and store its placement."""
     swap(module, mixin)
-    route(module).mechanism = place
+    route(module).mechanism = layer_position
