@@ -17,7 +17,7 @@ from relpos.adapters.common import interface, switching
 from relpos.adapters.common.above import Above
 from relpos.adapters.common.retrofitted import route
 from relpos.adapters.replacements.finding import require_known_source, stacks_of
-from relpos.adapters.replacements.frozen import Notice
+from relpos.adapters.replacements.frozen import FrozenWarning
 from relpos.adapters.replacements.repositioned import (
     CHILD,
     LayerPosition,
@@ -118,11 +118,11 @@ def replace_position(
         if not force:
             require_known_source(model)
         built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
-        notice = Notice(Above(model))
+        warning = FrozenWarning(Above(model))
         with undone_on_error(model):
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
-                positions.begin(notice)
+                positions.begin(warning)
             switching.follow(model)
     layers = tuple(map(_layers_of, stacks))
     learns = any(x.requires_grad for positions in built for x in positions.parameters())

@@ -277,7 +277,7 @@ def _after(inputs: Inputs, first: Callable[[Mechanism], None]) -> Workload:
 
 
 def _forget(position: Mechanism) -> None:
-    position.__dict__.pop("_kept", None)
+    position.__dict__.pop("_shape_cache", None)
 
 
 @torch.no_grad()

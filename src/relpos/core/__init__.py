@@ -6,8 +6,8 @@ engines share.
 
 from relpos.core.algebra import Term, Terms
 from relpos.core.blocks import Blocks
-from relpos.core.cache import keep, may_keep
-from relpos.core.constants import constant, keeps, passing
+from relpos.core.cache import cached, may_cache
+from relpos.core.constants import caches_constants, constant, uncached_constant
 from relpos.core.coordinates import (
     Coordinates,
     Grid,
@@ -65,21 +65,21 @@ __all__ = [
     "Terms",
     "at_least_float32",
     "axis_lines",
+    "cached",
+    "caches_constants",
     "constant",
     "content",
     "contract",
     "cosines",
     "expand",
-    "keep",
-    "keeps",
     "lines",
     "lookup",
-    "may_keep",
-    "passing",
+    "may_cache",
     "read",
     "require_coordinates",
     "require_queries_and_keys",
     "require_width",
     "rotate",
     "segment_sum",
+    "uncached_constant",
 ]

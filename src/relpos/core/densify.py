@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from relpos.core.cache import keep, may_keep
+from relpos.core.cache import cached, may_cache
 from relpos.core.gather import at_least_float32, lookup, segment_sum
 from relpos.core.line import Lines, Ramp
 
@@ -112,14 +112,14 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, lines: Lines) -> Tensor:
         ctx.lines = lines
-        return written_out(values, lines)
+        return expand_regular(values, lines)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return contract(gradients[0], ctx.lines), None
 
 
-def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
+def expand_regular(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
     """`values` at every pair of regular lines, without autograd.
 
     With `values` reversed, a pair of cells reads entry `c - query + key`: each row of keys reads consecutive entries,
@@ -133,7 +133,7 @@ def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "
     assert query is not None
     assert key is not None
     if lines.query.shape[0] == 1:  # while decoding: one operation
-        row = keep(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
+        row = cached(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
         return values.index_select(1, row).unsqueeze(1)
     if query.strides != key.strides:
         return values[:, lines.index()]
@@ -152,12 +152,14 @@ def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "
 
 
 def _read_with_prefix(values: Shaped[Tensor, "H L"], lines: Lines, query: Ramp, key: Ramp) -> Shaped[Tensor, "H N M"]:
-    """`written_out` of the cells, and each prefix token's row and column."""
+    """`expand_regular` of the cells, and each prefix token's row and column."""
     rows, columns = query.prefix, key.prefix
     out = values.new_empty(values.shape[0], lines.query.shape[0], lines.key.shape[0])
     if 0 not in (cells := out[:, rows:, columns:]).shape:
         bare = replace(lines.layout, query=replace(query, prefix=0), key=replace(key, prefix=0))
-        cells.copy_(written_out(values, replace(lines, query=lines.query[rows:], key=lines.key[columns:], layout=bare)))
+        cells.copy_(
+            expand_regular(values, replace(lines, query=lines.query[rows:], key=lines.key[columns:], layout=bare))
+        )
     if rows:
         out[:, :rows] = values[:, lines.query[:1] - lines.key + lines.origin][:, None]
     if columns:
@@ -187,9 +189,9 @@ def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N 
     """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
     if lines.layout.kind == "irregular":
         return lookup(values.T, lines.index()).movedim(-1, -3)
-    if may_keep(values.device):
+    if may_cache(values.device):
         if not (values.requires_grad and torch.is_grad_enabled()):
-            return written_out(values, lines)
+            return expand_regular(values, lines)
         read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
         return read
     key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes a tensor only once

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.cache import keep
+from relpos.core.cache import cached
 from relpos.core.checks import broadcasts, consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.tree import Movable, changed, register, static
@@ -186,14 +186,14 @@ class Lines(Movable):
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
-        return keep(self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel())
+        return cached(self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel())
 
     def _index(self) -> Int[Tensor, "*B N M"]:
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
 
     def offsets(self) -> Offsets:
         """What each of the `length` entries means; see the file's head for the regions."""
-        return keep(
+        return cached(
             self, "offsets", self.query.device, self._offsets, lambda: 8 * self.length * (1 + len(self.layout.spans))
         )
 

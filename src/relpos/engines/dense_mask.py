@@ -13,9 +13,9 @@ def note_on(mask: Mask, queries: int, keys: int) -> str:
     """The note of `explain` on it."""
     assert mask.allowed is not None
     count = f"{queries:,} x {keys:,}"
-    said = _structure(mask.allowed.expand(-1, -1, queries, keys))
-    known = "Mask.causal(), window(...), packed(...), padding(...)" if said is None else said
-    where = "Where it has structure, such a mask" if said is None else "It"
+    structure = _structure(mask.allowed.expand(-1, -1, queries, keys))
+    known = "Mask.causal(), window(...), packed(...), padding(...)" if structure is None else structure
+    where = "Where it has structure, such a mask" if structure is None else "It"
     return f"the mask is dense, {count} numbers. {where} is the same in O(N), which every engine takes: {known}"
 
 

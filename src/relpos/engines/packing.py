@@ -81,10 +81,10 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if kind == "tuple":
         return tuple(values)
     cls = _PLAIN.get(kind) or CLASSES[kind]
-    made: Any = object.__new__(cls)
+    instance: Any = object.__new__(cls)
     for field, value in zip(fields(cls), values, strict=True):
-        object.__setattr__(made, field.name, value)
-    return made
+        object.__setattr__(instance, field.name, value)
+    return instance
 
 
 _PartMaker = Callable[[Sequence[Tensor], Sequence[Lines]], Any]
@@ -116,8 +116,8 @@ class CallForm:
 
     def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Call:
         """The call made of these."""
-        made: Call = self._make(tensors, lines)
-        return made
+        call: Call = self._make(tensors, lines)
+        return call
 
     def _index(self, x: Tensor, path: Path, known: list[Tensor]) -> int:
         for index, other in enumerate(known):
@@ -150,12 +150,12 @@ class CallForm:
         kind = type(node)
 
         def make(tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Any:
-            made: Any = object.__new__(kind)
-            attributes = made.__dict__
+            instance: Any = object.__new__(kind)
+            attributes = instance.__dict__
             attributes.update(same)
             for name, make_part in varying:
                 attributes[name] = make_part(tensors, lines)
-            return made
+            return instance
 
         return make
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
 from relpos.core.checks import (
     AS_DENSE,
-    at_hand,
     fail,
     is_dense,
+    known_value,
     require_device,
     require_flag,
     require_int,
@@ -204,7 +204,7 @@ class LanguageModel(Transformer):
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """The positions of tokens in packed documents; raises if one is longer than the context."""
         positions, high = positions_in(segments), min(segments.shape[1], self.context) - 1
-        last = at_hand(positions, torch.max)
+        last = known_value(positions, torch.max)
         if last is not None and last > high:
             wanted = f"documents of at most {self.context} tokens, the model's context"
             fail(wanted, f"one of {last + 1}", "Cut them, or grow the model first.")
@@ -217,7 +217,7 @@ class LanguageModel(Transformer):
             sparse = isinstance(tokens, Tensor) and not is_dense(tokens)
             fail(wanted, shape_of(tokens), AS_DENSE if sparse else "Encode the text first; add a batch axis.")
         require_device(tokens, "tokens", weight.device, "Move the tokens or the model with .to(device).")
-        low, high = at_hand(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
+        low, high = known_value(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
         if low < 0 or high >= words:
             fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)

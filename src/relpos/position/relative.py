@@ -138,7 +138,7 @@ class RelativePositionBias(TableBias):
     """
 
     growth = ("interpolated", "clipped")
-    _answers_for_prefix = True
+    _covers_prefix = True
     _expects_entry = False  # weights of Swin and BEiT, which have none, fit as they are
     axes: ClassVar[int | None] = None
 
@@ -273,12 +273,12 @@ class RelativePositionBias(TableBias):
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        cls._answers_for_prefix = cls.prefix_bias is RelativePositionBias.prefix_bias
+        cls._covers_prefix = cls.prefix_bias is RelativePositionBias.prefix_bias
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
 
-    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _accepted(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         require_queries_and_keys(queries, keys)
         if self.bias_type == "1d":
             queries, keys = queries.raster(), None if keys is None else keys.raster()
@@ -293,7 +293,7 @@ class RelativePositionBias(TableBias):
                 )
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return super()._as_seen(queries, keys)
+        return super()._accepted(queries, keys)
 
     def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name
         """The dense bias of the window the table was built for, prefix first."""

@@ -105,19 +105,19 @@ class XPos(RotaryEmbedding):
             centre: the position at which it is 1; the mechanism's own by default.
         """
         require_choice(side, "side", ("query", "key"))
-        own, centre = self._own(coordinates, "coordinates"), self.centre if centre is None else centre
+        own, centre = self._checked(coordinates, "coordinates"), self.centre if centre is None else centre
         if centre is None:
             fail("a centre", "None", "Build it with centre=0, say, for keys that are cached rotated.")
         self._require_span(own, own, centre)
         steps = positions(own, self.device)[:, None] - centre  # [_, 1, N, 1]
         exponent = steps / self.scale_base * (1 if side == "query" else -1)
-        return constant(self._fading(), torch.float64, steps.device) ** exponent
+        return constant(self._decay(), torch.float64, steps.device) ** exponent
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         rotation = super().terms(queries, keys).one(Rotation)
         assert rotation is not None
         keys = queries if keys is None else keys
-        both = self._own(queries, "queries"), self._own(keys, "keys")
+        both = self._checked(queries, "queries"), self._checked(keys, "keys")
         low, high = _reach(*both)
         centre = (low + high) / 2 if self.centre is None else self.centre
         self._require_span(*both, centre)
@@ -128,14 +128,14 @@ class XPos(RotaryEmbedding):
         )
         return Terms(grown)
 
-    def _fading(self) -> tuple[float, ...]:
+    def _decay(self) -> tuple[float, ...]:
         """z of each pair."""
         width = self.rotary_dim
         return tuple((2 * p / width + self.gamma) / (1 + self.gamma) for p in range(width // 2))
 
     def _require_span(self, queries: Coordinates, keys: Coordinates, centre: float) -> None:
         low, high = _reach(queries, keys)
-        slope = -math.log(self._fading()[0]) / self.scale_base
+        slope = -math.log(self._decay()[0]) / self.scale_base
         if max(high - centre, centre - low) * slope > LARGEST_LOGARITHM:
             most = math.floor(LARGEST_LOGARITHM / slope)
             fail(

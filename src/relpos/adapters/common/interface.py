@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from relpos.adapters.common.recording import recorded
 from relpos.core import DenseBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
-from relpos.core.densify import written_out
+from relpos.core.densify import expand_regular
 from relpos.engines import attention
 
 SERVED = ("sdpa", "eager")
@@ -284,7 +284,7 @@ def by_offset_term(bias: Tensor, queries: int, keys: int) -> LineBias:
 def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
     """A bias by offset as `[1, H, N, M]`."""
     term = by_offset_term(bias, queries, keys)
-    return written_out(term.values, term.lines)[None]
+    return expand_regular(term.values, term.lines)[None]
 
 
 def weights_are_recorded() -> bool:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
-from relpos.adapters.replacements.frozen import Notice, Writes, frozen_unmeant
+from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail
-from relpos.core.private import asked_while_tracing
+from relpos.core.private import constant_while_tracing
 from relpos.models.positions import LayerPositions, in_use
 from relpos.position.base.device import settle
 from relpos.position.base.mechanism import AS_IS, Mechanism
@@ -45,34 +45,39 @@ class ReplacedPositions(LayerPositions):
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
     _frozen_by_name = False
-    _notice: Notice | None = None
-    _start: Writes | None = None
+    _warning: FrozenWarning | None = None
+    _initial_writes: WriteCounts | None = None
 
-    def begin(self, notice: Notice) -> None:
+    def begin(self, warning: FrozenWarning) -> None:
         """Record the initial parameters and the warning to give."""
-        self._notice, self._start = notice, Writes(self)
+        self._warning, self._initial_writes = warning, WriteCounts(self)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As in any module. A call on this module, not on the model, counts as explicit."""
         self._frozen_by_name = not requires_grad
         return super().requires_grad_(requires_grad)
 
-    @asked_while_tracing
-    def notice(self, trained: bool) -> None:
+    @constant_while_tracing
+    def warn_if_frozen(self, trained: bool) -> None:
         """Warn, once per model, if it is trained and these mechanisms are frozen at their initial values
         unintentionally."""
-        if self._notice is None or self._notice.said or self._start is None or not frozen_unmeant(self):
+        if (
+            self._warning is None
+            or self._warning.given
+            or self._initial_writes is None
+            or not frozen_unintentionally(self)
+        ):
             return
-        if self._start.none_since(self):
-            self._notice.give(trained=trained)
+        if self._initial_writes.unwritten_since(self):
+            self._warning.give(trained=trained)
 
     def __getstate__(self) -> dict[str, Any]:
-        at_start = self._start is not None and self._start.none_since(self)
-        return {**self.__dict__, "_start": at_start}
+        at_start = self._initial_writes is not None and self._initial_writes.unwritten_since(self)
+        return {**self.__dict__, "_initial_writes": at_start}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._start = Writes(self) if state.get("_start") else None
+        self._initial_writes = WriteCounts(self) if state.get("_initial_writes") else None
 
 
 @dataclass
@@ -104,11 +109,11 @@ class LayerPosition:
         found: list[Mechanism] = in_use(self.child).sums()
         return found
 
-    def notice(self, q: Tensor) -> None:
+    def warn_if_frozen(self, q: Tensor) -> None:
         """In a call in training mode, warn if mechanisms are frozen at their initial values."""
         child = self.child if self.layer == 0 else None
         if isinstance(child, ReplacedPositions):
-            child.notice(q.requires_grad)
+            child.warn_if_frozen(q.requires_grad)
 
     def terms(self, queries: int, keys: int) -> Terms:
         """The position terms of the last `queries` of `keys` tokens.
@@ -173,7 +178,7 @@ class Repositioned(Retrofitted):
     @property
     def layer_position(self) -> LayerPosition:
         """What the layer uses of its stack's mechanisms."""
-        found: LayerPosition = self.made
+        found: LayerPosition = self.mechanism
         return found
 
     def added_for(self, name: str) -> Tensor:
@@ -203,7 +208,7 @@ class Repositioned(Retrofitted):
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
         """
         if self.training and torch.is_grad_enabled():
-            self.layer_position.notice(q)
+            self.layer_position.warn_if_frozen(q)
         settle(self.layer_position.child, q.device)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale

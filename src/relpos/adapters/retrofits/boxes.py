@@ -28,7 +28,7 @@ class LayoutLMv3Encoder(Retrofitted):
     border = 128
     training_border = 128
 
-    def mechanism(self) -> tuple[T5Bias, ...]:
+    def make_mechanism(self) -> tuple[T5Bias, ...]:
         """The buckets of text, x and y."""
         sizes = [(self.rel_pos_bins, self.max_rel_pos)]
         if self.has_spatial_attention_bias:
@@ -73,7 +73,7 @@ class LayoutLMv3Encoder(Retrofitted):
             tables += [(self.rel_pos_x_bias, boxes[..., 0]), (self.rel_pos_y_bias, boxes[..., 3])]
         batch, tokens = order.shape
         bias = like.new_zeros(batch, self.config.num_attention_heads, tokens, tokens)
-        for mechanism, (layer, positions) in zip(self.made, tables, strict=True):
+        for mechanism, (layer, positions) in zip(self.mechanism, tables, strict=True):
             term = next(iter(mechanism.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere)))
             offsets = positions[:, :, None] - positions[:, None, :] + reach
             bias += term.values.to(like.dtype)[:, offsets].transpose(0, 1)

@@ -27,7 +27,7 @@ class DecomposedAttention(Retrofitted):
     border = NEVER
     training_border = NEVER
 
-    def mechanism(self) -> DecomposedPosition:
+    def make_mechanism(self) -> DecomposedPosition:
         """The position for tables of the module's sizes."""
         tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]
         sizes = tuple((len(x) + 1) // 2 for x in tables)
@@ -35,7 +35,9 @@ class DecomposedAttention(Retrofitted):
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The position terms from the module's own tables."""
-        terms: Terms = self.made.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
+        terms: Terms = self.mechanism.terms_from(
+            {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
+        )
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:

@@ -83,7 +83,7 @@ class DisentangledAttention(Retrofitted):
         q, k, v = self.projected(hidden_states)
         rows = (offsets + self.span()).clamp(0, 2 * self.span() - 1)
         tokens, device = q.shape[2], q.device
-        line = self.kept(tokens, device, lambda: lines(Sequence(tokens), device=device), 2 * tokens)
+        line = self.cached(tokens, device, lambda: lines(Sequence(tokens), device=device), 2 * tokens)
         table = self.pos_dropout(table)[: 2 * self.span()]
         met_by = {"query": self.position_of_keys(table), "key": self.position_of_queries(table)}
         parts = [

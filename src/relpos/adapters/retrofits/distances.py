@@ -34,7 +34,7 @@ class Distances(Retrofitted):
     def terms(self, grid: tuple[int, int], stride: int = 1, head: int | None = None) -> Terms:
         """The position terms from every `stride`-th row and column of a grid to all its cells."""
         table: Tensor = self.attention_biases
-        line, rows = self.kept(
+        line, rows = self.cached(
             (grid, stride), table.device, lambda: _lines(grid, stride, table.device), 2 * math.prod(grid)
         )
         wide = at_least_float32(table if head is None else table[head : head + 1])

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from relpos.adapters.common.grids import (
     EXTRAS,
+    cached_lines,
     dense_of_image,
     is_image,
-    kept_lines,
     terms_of_image,
     values,
     with_extras,
@@ -52,7 +52,7 @@ def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
     """The position terms of one of timm's relative position modules."""
     cells, extras = _cells(own)
     prefix = 0 if extras is None else own.prefix_tokens
-    line = kept_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
+    line = cached_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
     return Terms(LineBias(values(cells, extras), line))
 
 

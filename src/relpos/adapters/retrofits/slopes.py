@@ -120,7 +120,7 @@ class AlibiAttention(Retrofitted):
     def attended(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float) -> Tensor:
         """The input of the output projection, `[B, N, E]`, with a bias of slopes `[H]`."""
         queries, keys, device = q.shape[2], k.shape[2], q.device
-        line = self.kept(
+        line = self.cached(
             (queries, keys),
             device,
             lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device),
@@ -235,7 +235,7 @@ class FalconModel(Retrofitted):
     border = 512
     training_border = 512
 
-    def mechanism(self) -> None:
+    def make_mechanism(self) -> None:
         """None. Registers our names in the table by which Falcon finds the class of its layers."""
         classes = sys.modules[published_class(self).__module__].FALCON_ATTENTION_CLASSES
         classes.update({interface.PREFIX + own: _built for own in interface.SERVED})

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.common.grids import kept_lines, terms_of_table, values
+from relpos.adapters.common.grids import cached_lines, terms_of_table, values
 from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import Retrofitted
@@ -193,10 +193,10 @@ class TimmLogWindow(TimmCosineWindow):
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
         window = Grid(*module.window_size)
-        first = self.kept(
+        first = self.cached(
             ("pairs", window), pairs.device, lambda: _first_pairs(module.window_size, pairs), 2 * window.count
         )
-        line = kept_lines(self, window, pairs.device)
+        line = cached_lines(self, window, pairs.device)
         return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
 
 

@@ -209,13 +209,13 @@ def backward_queries(
 
 @triton.jit
 def _d_scores(
-    held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+    tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, EDGE: tl.constexpr,
     FULL: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the scores of one tile: EDGE queries and keys from `query_at` and `key_at` on, up to their stops.
 
-    `held` is its bias, which all tiles of a program share.
+    `tile_bias` is the bias of the tile, which all tiles of a program share.
     """
     batch64, head64 = batch.to(tl.int64), head.to(tl.int64)
     shared = head64 // size.groups
@@ -224,7 +224,7 @@ def _d_scores(
     value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, EDGE, V, V_PAD, FULL)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, EDGE, V, V_PAD, FULL)
     shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, EDGE)
-    raw = dot_onto(query, tl.trans(key), held, PRECISION)
+    raw = dot_onto(query, tl.trans(key), tile_bias, PRECISION)
     qi, kj = query_at + tl.arange(0, EDGE), key_at + tl.arange(0, EDGE)
     if not free:
         raw = tested(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE)
@@ -247,12 +247,12 @@ def backward_pairs(
     tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     query_at, key_at = tile // across * EDGE, tile % across * EDGE
     qi, kj = query_at + tl.arange(0, EDGE)[:, None], key_at + tl.arange(0, EDGE)[None, :]
-    held = bias_of(qi, kj, 0, head, size, bias)  # the batch shares the lines
+    tile_bias = bias_of(qi, kj, 0, head, size, bias)  # the batch shares the lines
     summed = tl.zeros([EDGE, EDGE], SUM)
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
         summed += _d_scores(
-            held, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
+            tile_bias, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
             D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
     first = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
@@ -346,19 +346,19 @@ def backward_table(
     batch, cell = number * 0, first
     tokens = tl.arange(0, EDGE)
     query_at, _, key_at, _ = _cells_at(cell, ahead, queries, keys, EDGE)
-    held = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
+    tile_bias = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
     summed = tl.zeros([EDGE, EDGE], SUM)
     for _ in range(steps):
         query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, EDGE)
         summed += _d_scores(
-            held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+            tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
             D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
         batch, cell = _following(batch, cell, first, stop)
     # diagonals become columns: column x of row r holds key r + EDGE - x, at offset x - EDGE
     at = tokens[:, None] + EDGE - tl.arange(0, 2 * EDGE)[None, :]
-    sheared = tl.gather(summed, tl.minimum(tl.maximum(at, 0), EDGE - 1), axis=1)
-    columns = tl.sum(tl.where((at >= 0) & (at < EDGE), sheared, 0.0), axis=0)
+    skewed = tl.gather(summed, tl.minimum(tl.maximum(at, 0), EDGE - 1), axis=1)
+    columns = tl.sum(tl.where((at >= 0) & (at < EDGE), skewed, 0.0), axis=0)
     first = (head * tl.num_programs(0) + number).to(tl.int64) * 2 * EDGE
     tl.store(partial + first + tl.arange(0, 2 * EDGE), columns)
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, keep
+from relpos.core import LineBias, Lines, cached
 from relpos.core.line import Ramp
 from relpos.core.random import kept_pairs
 from relpos.engines.call import Call
@@ -60,7 +60,7 @@ def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable)
     kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
     partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
     kernel(partial, *rows, launches.batch, share, varying=varying)
-    order, begins = keep(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
+    order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
     result = torch.empty((launches.heads, length), dtype=launches.wide, device=launches.device)
     launches.once("sum", lambda: _sum_kernel(launches, length))(
         result,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_keep
+from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_cache
 from relpos.core.private import hooks_on_saved_tensors, writes
 
 
@@ -87,7 +87,7 @@ class TermsOfForward:
         """A key of all that the terms depend on, and the objects to keep alive because the key holds their ids."""
         device: torch.device = self.mechanism.device  # type: ignore[assignment]
         tokens = _key_of(queries), _key_of(keys)
-        if device.type == "meta" or None in tokens or not may_keep(device):
+        if device.type == "meta" or None in tokens or not may_cache(device):
             return None
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         tensors = [

@@ -24,12 +24,12 @@ from relpos.core import (
     Lines,
     Sequence,
     Terms,
-    keep,
+    cached,
     lines,
-    may_keep,
+    may_cache,
     require_queries_and_keys,
 )
-from relpos.core.cache import TOKEN_BYTES, share, state_of
+from relpos.core.cache import TOKEN_BYTES, cache_of, state_of
 from relpos.core.checks import fail, require_int
 from relpos.core.private import with_tensors
 from relpos.position.base.cached_terms import DecodingTerms, TermsOfForward, drop_terms_of_forward
@@ -83,12 +83,12 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "training":
-            self.__dict__.pop("_kept", None)  # it may not follow from the new setting
+            self.__dict__.pop("_shape_cache", None)  # it may not follow from the new setting
             TermsOfForward.changes += "terms" in self.__dict__
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self.__dict__.pop("_kept", None)  # it may be on another device from now on
+        self.__dict__.pop("_shape_cache", None)  # it may be on another device from now on
         return super()._apply(fn, recurse)
 
     def _replicate_for_data_parallel(self) -> Self:
@@ -96,7 +96,7 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
         drop_terms_of_forward(replica.__dict__)
         return replica
 
-    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _accepted(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         """The coordinates as it sees them; raises where it cannot serve them."""
         return queries, keys
 
@@ -104,9 +104,9 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
         """`relpos.lines` as it sees them; of few regular tokens the same object in the next call, nothing checked."""
         device = self.device
         if not (isinstance(queries, (Sequence, Grid)) and isinstance(keys, (Sequence, Grid, NoneType))):
-            return lines(*self._as_seen(queries, keys), device=device)
-        return keep(
-            self, (queries, keys, device), device, lambda: lines(*self._as_seen(queries, keys), device=device),
+            return lines(*self._accepted(queries, keys), device=device)
+        return cached(
+            self, (queries, keys, device), device, lambda: lines(*self._accepted(queries, keys), device=device),
             lambda: bytes_of_lines(queries, keys),
         )  # fmt: skip
 
@@ -217,9 +217,9 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
     """The mechanism with these tensors. It shares the cache of what follows from shapes, and no terms."""
     if isinstance(tensors, Mapping):  # a state dict has settings too
         tensors = {name: x for name, x in tensors.items() if not is_settings(str(name))}
-    if may_keep(mechanism.device):
+    if may_cache(mechanism.device):
         for part in _mechanisms_in(mechanism):
-            share(part)
+            cache_of(part)
     other = twin(mechanism, tensors)
     structural = tensors.keys() <= dict(mechanism.named_parameters()).keys()
     device = next((x.device for x in tensors.values() if not x.is_meta), META)
@@ -228,7 +228,7 @@ def _twin_of(mechanism: Mechanism, tensors: Mapping[str, Tensor]) -> Mechanism:
         part.__dict__.pop("_decoding_terms", None)
         drop_terms_of_forward(part.__dict__)
         if not structural:  # what is cached may follow from a buffer
-            part.__dict__.pop("_kept", None)
+            part.__dict__.pop("_shape_cache", None)
     return other
 
 
