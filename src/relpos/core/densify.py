@@ -1,4 +1,4 @@
-"""`values[h, query[i] - key[j] + origin]` for every pair: a line bias written out, for engines that are dense anyway.
+"""`values[h, query[i] - key[j] + origin]` for every pair: a line bias, materialized for engines that are dense anyway.
 
 The forward reads `values` at `lines.index()`. The backward is a sum along diagonals in a fixed order. For regular lines
 it needs no sorting. With keys reversed, every diagonal is an anti-diagonal. Rows are written into a buffer and read

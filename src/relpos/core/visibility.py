@@ -91,7 +91,7 @@ def _ranges(mask: Mask, n: int, m: int, device: torch.device) -> _Ranges:
     tokens = (mask.key_order, mask.query_segments, mask.key_segments, mask.query_global, mask.key_global)
     wide = [None if x is None else torch.atleast_2d(x) for x in (low, high, most, *tokens)]
     batch = max(x.shape[0] for x in (*wide, rows[None]) if x is not None)
-    low, high, most, order, mine, theirs, query_global, key_global = (
+    low, high, most, order, query_segments, key_segments, query_global, key_global = (
         None if x is None else x.expand(batch, -1).contiguous() for x in wide
     )
     keys = torch.arange(m, device=device).expand(batch, -1).contiguous()
@@ -108,15 +108,15 @@ def _ranges(mask: Mask, n: int, m: int, device: torch.device) -> _Ranges:
     if query_global is not None:
         start = torch.where(query_global, global_start, start)
         stop = torch.where(query_global, global_stop, stop)
-    if mine is not None and theirs is not None:
+    if query_segments is not None and key_segments is not None:
         within = torch.searchsorted(sorted_order, sorted_order)  # keys of the same order count as one rank
-        by_segment, sorted_theirs = _sort(theirs.gather(1, key))
+        by_segment, sorted_segments = _sort(key_segments.gather(1, key))
         key = key.gather(1, by_segment)
-        mine = mine.to(sorted_theirs.dtype)
+        query_segments = query_segments.to(sorted_segments.dtype)
         stride = m + 1  # from the ranks of one segment to those of the next
-        known = torch.searchsorted(sorted_theirs, sorted_theirs) * stride + within.gather(1, by_segment)
-        segment = torch.searchsorted(sorted_theirs, mine)
-        none = mine.lt(0) | (sorted_theirs.gather(1, segment.clamp(max=m - 1)) != mine)
+        known = torch.searchsorted(sorted_segments, sorted_segments) * stride + within.gather(1, by_segment)
+        segment = torch.searchsorted(sorted_segments, query_segments)
+        none = query_segments.lt(0) | (sorted_segments.gather(1, segment.clamp(max=m - 1)) != query_segments)
         start, stop, global_start, global_stop = (
             torch.searchsorted(known, x + segment * stride).masked_fill(none, 0)
             for x in (start, stop, global_start, global_stop)

@@ -39,7 +39,7 @@ from relpos.core.checks import (
 from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attention_choice import AttentionChoice, kind_of, pattern
 from relpos.models.config import LanguageConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample

@@ -89,9 +89,12 @@ def _rule(
     gates = torch.where(allowed, (q @ k.mT / math.sqrt(q.shape[-1])).sigmoid(), 0.0)
     positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=vectors.shape[0] - 1)
     below = positions.detach().floor()
-    met = q @ vectors.to(q.dtype).T
-    pairs = torch.stack([met, F.pad(met[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a position and the next
-    first = torch.arange(pairs.shape[0] // met.shape[-1], device=q.device).view(*met.shape[:-1], 1) * met.shape[-1]
+    products = q @ vectors.to(q.dtype).T
+    pairs = torch.stack([products, F.pad(products[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a position and the next
+    first = (
+        torch.arange(pairs.shape[0] // products.shape[-1], device=q.device).view(*products.shape[:-1], 1)
+        * products.shape[-1]
+    )
     lower, upper = lookup(pairs, first + below.long()).unbind(-1)
     return torch.lerp(lower, upper, positions - below)
 

@@ -300,11 +300,11 @@ def weights_are_recorded() -> bool:
     return collector is not None and any("attentions" in key for key in collector)
 
 
-def refuse_weights(asked: bool | None) -> None:
+def refuse_weights(wanted: bool | None) -> None:
     """Raise if a model whose position was replaced is asked for attention weights, `output_attentions=True`."""
-    if asked:
-        wanted = "output_attentions=False after relpos.replace_position, which makes no weights"
-        fail(wanted, "True", f"Leave it out; {LOST}")
+    if wanted:
+        expected = "output_attentions=False after relpos.replace_position, which makes no weights"
+        fail(expected, "True", f"Leave it out; {LOST}")
 
 
 def refuse_static(cache: Any) -> None:

@@ -1,4 +1,4 @@
-"""Common base of the transformers families. Their layers attend through `adapters.interface`.
+"""Common base of the transformers families. Their layers attend through `adapters.common.interface`.
 
 The published forward makes queries and keys and extends the cache. Our attention function asks the layer for its
 position. Cached keys are not rotated; a rotation applies to all tokens at every step.

@@ -207,7 +207,7 @@ _SAM = {
 _LIKE_SAM = tuple(
     Replaced(
         architecture,
-        class_path(architecture, name),
+        name,
         SamSdpaAttention if "Sdpa" in name else SamAttention,
         reads=("forward", "get_rel_pos", "get_decomposed_rel_pos"),
         unfit=_unfit,
@@ -225,14 +225,14 @@ KINDS = (
             *_LIKE_SAM,
             Replaced(
                 "vitdet",
-                class_path("vitdet", "VitDetAttention"),
+                "VitDetAttention",
                 VitDetAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_relative_positions"),
                 unfit=_unfit,
             ),
             Replaced(
                 "seggpt",
-                class_path("seggpt", "SegGptAttention"),
+                "SegGptAttention",
                 SegGptAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_rel_pos"),
                 unfit=_unfit,
@@ -246,7 +246,7 @@ KINDS = (
         refused=tuple(
             Refused(
                 architecture,
-                class_path(architecture, name),
+                name,
                 "a network makes its bias from the boxes of the queries: there is no table of offsets",
             )
             for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))

@@ -1,4 +1,4 @@
-"""LeViT's biases: one number per head for each pair of absolute distances in rows and columns.
+"""LeViT's biases, also in TinyViT, EfficientFormer, EfficientViT: one number per head and pair of absolute distances.
 
     score[h, i, j] += attention_biases[h, |d_row| * columns + |d_column|]
 

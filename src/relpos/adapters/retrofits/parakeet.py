@@ -263,39 +263,31 @@ KINDS = (
         replaced=(
             Replaced(
                 "parakeet",
-                class_path("parakeet", "ParakeetEncoderAttention"),
+                "ParakeetEncoderAttention",
                 ParakeetAttention,
                 reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
             ),
-            Replaced(
-                "parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder, reads=("forward", *_CAPTURED)
-            ),
+            Replaced("parakeet", "ParakeetEncoder", ParakeetEncoder, reads=("forward", *_CAPTURED)),
             Replaced(
                 "nemotron_asr_streaming",
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                "NemotronAsrStreamingEncoderAttention",
                 ParakeetAttention,
                 reads=("forward", "_rel_shift"),
                 unfit=_not_sdpa,
             ),
             Replaced(
                 "nemotron_asr_streaming",
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                "NemotronAsrStreamingEncoder",
                 NemotronEncoder,
                 reads=("forward", "chunked_limited_mask_function", *MASKS, *_CAPTURED),
                 unfit=_not_sdpa,
             ),
         ),
         verified=(
-            Verified(
-                class_path("parakeet", "ParakeetEncoderAttention"),
-                _run_parakeet,
-                _TABLES,
-            ),
+            Verified(class_path("parakeet", "ParakeetEncoderAttention"), _run_parakeet, _TABLES),
             Verified(class_path("parakeet", "ParakeetEncoder"), _run_encoder, _TABLES, first=("layers",)),
             Verified(
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
-                _run_nemotron,
-                _TABLES,
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"), _run_nemotron, _TABLES
             ),
             Verified(
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),

@@ -341,20 +341,12 @@ KINDS = (
         name="slopes",
         library="transformers",
         replaced=(
+            Replaced("bloom", "BloomModel", BloomModel, reads=("forward", "build_alibi_tensor", "_get_alibi_slopes")),
             Replaced(
-                "bloom",
-                class_path("bloom", "BloomModel"),
-                BloomModel,
-                reads=("forward", "build_alibi_tensor", "_get_alibi_slopes"),
+                "bloom", "BloomAttention", BloomAttention, reads=("forward", "_reshape", "_merge_heads", "dropout_add")
             ),
-            Replaced(
-                "bloom",
-                class_path("bloom", "BloomAttention"),
-                BloomAttention,
-                reads=("forward", "_reshape", "_merge_heads", "dropout_add"),
-            ),
-            Replaced("mpt", class_path("mpt", "MptModel"), MptModel, reads=("forward", "build_mpt_alibi_tensor")),
-            Replaced("mpt", class_path("mpt", "MptAttention"), MptAttention),
+            Replaced("mpt", "MptModel", MptModel, reads=("forward", "build_mpt_alibi_tensor")),
+            Replaced("mpt", "MptAttention", MptAttention),
         ),
         verified=(
             _verified("bloom", "BloomModel", "word_embeddings", "h"),
@@ -366,16 +358,10 @@ KINDS = (
         library="transformers",
         switches=True,
         replaced=(
+            Replaced("falcon", "FalconModel", FalconModel, reads=("forward", "build_alibi_tensor"), unfit=_unfit),
             Replaced(
                 "falcon",
-                class_path("falcon", "FalconModel"),
-                FalconModel,
-                reads=("forward", "build_alibi_tensor"),
-                unfit=_unfit,
-            ),
-            Replaced(
-                "falcon",
-                class_path("falcon", "FalconAttention"),
+                "FalconAttention",
                 FalconAttention,
                 reads=("forward", "_split_heads", "_merge_heads"),
                 unfit=_unfit,

@@ -247,22 +247,12 @@ KINDS = (
         switches=True,
         replaced=(
             *tuple(
-                Replaced(
-                    architecture,
-                    class_path(architecture, name),
-                    mixin,
-                    reads=("forward", "compute_bias", "_relative_position_bucket"),
-                )
+                Replaced(architecture, name, mixin, reads=("forward", "compute_bias", "_relative_position_bucket"))
                 for architecture, (name, mixin) in _LIKE_T5.items()
             ),
             Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
-            Replaced(
-                "mpnet",
-                class_path("mpnet", "MPNetEncoder"),
-                MPNetEncoder,
-                ("compute_position_bias", "relative_position_bucket"),
-            ),
-            Replaced("mpnet", class_path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
+            Replaced("mpnet", "MPNetEncoder", MPNetEncoder, ("compute_position_bias", "relative_position_bucket")),
+            Replaced("mpnet", "MPNetSelfAttention", MPNetSelfAttention),
         ),
         verified=(
             *tuple(
@@ -278,10 +268,6 @@ KINDS = (
             ),
             Verified(class_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
         ),
-        refused=(
-            Refused(
-                "longt5", class_path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"
-            ),
-        ),
+        refused=(Refused("longt5", "LongT5LocalAttention", "it attends within blocks, in O(N) as it is"),),
     ),
 )

@@ -337,7 +337,7 @@ def backward_table(
         if allowed.right is not None:
             steps = tl.where(apart + EDGE > -allowed.right, steps, 0)
     free = not TESTED
-    if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.mine is None:
+    if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.query_segments is None:
         free = True
         if allowed.left is not None:
             free = free & (apart + EDGE <= allowed.left + 1)

@@ -93,10 +93,10 @@ class Allowed(NamedTuple):
     high_b: Any
     order: Any
     order_b: Any
-    mine: Any
-    mine_b: Any
-    theirs: Any
-    theirs_b: Any
+    query_segments: Any
+    query_segments_b: Any
+    key_segments: Any
+    key_segments_b: Any
 
 
 class Spans(NamedTuple):
@@ -259,24 +259,24 @@ def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECI
 def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.constexpr):
     """The product, changed so that scores are -inf from the stops on and for pairs that are not allowed."""
     query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
-    seen = (kj < key_stop) & (qi < query_stop)
+    inside = (kj < key_stop) & (qi < query_stop)
     if allowed.left is not None:
-        seen = seen & (kj >= qi - allowed.left)
+        inside = inside & (kj >= qi - allowed.left)
     if allowed.right is not None:
-        seen = seen & (kj <= qi + allowed.right)
+        inside = inside & (kj <= qi + allowed.right)
     if allowed.low is not None or allowed.high is not None:
         order = key
         if allowed.order is not None:
             order = tl.load(allowed.order + batch * allowed.order_b + key)
         if allowed.low is not None:
-            seen = seen & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
+            inside = inside & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
         if allowed.high is not None:
-            seen = seen & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
-    if allowed.mine is not None:
-        mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
-        theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
-        seen = seen & (mine == theirs) & (mine >= 0)
-    return tl.where(seen, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
+            inside = inside & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
+    if allowed.query_segments is not None:
+        query_segment = tl.load(allowed.query_segments + batch * allowed.query_segments_b + query)
+        key_segment = tl.load(allowed.key_segments + batch * allowed.key_segments_b + key)
+        inside = inside & (query_segment == key_segment) & (query_segment >= 0)
+    return tl.where(inside, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
 
 
 @triton.jit
@@ -297,7 +297,7 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr):
     """The start and stop of full tiles of STEP keys that all SIZE queries may see; none if the mask has tensors."""
     low, high = 0, end // STEP * STEP
-    if allowed.low is not None or allowed.high is not None or allowed.mine is not None:
+    if allowed.low is not None or allowed.high is not None or allowed.query_segments is not None:
         high = 0
     if before is not None:
         low = tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP
