@@ -39,9 +39,8 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
         4
     """
     inside = _mechanisms(modules, "modules to decode with")
-    entered = [
-        part for part in inside if part._decoding_terms is None
-    ]  # of scopes inside one another the outer one counts
+    # of scopes inside one another the outer one counts
+    entered = [part for part in inside if part._decoding_terms is None]
     for part in entered:
         part.__dict__["_decoding_terms"] = DecodingTerms(part)
     try:
