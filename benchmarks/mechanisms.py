@@ -25,7 +25,7 @@ import torch
 from relpos import Grid, Mask, Sequence
 from relpos.layers import MultiHeadAttention
 from relpos.position import Mechanism, Site, presets
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 OUT = Path(__file__).parent / "results" / "mechanisms-cpu.json"
 HEADS, HEAD_DIM = 8, 64

@@ -20,7 +20,7 @@ from torch import nn
 
 from relpos.data import find_task
 from relpos.position import presets
-from relpos.position.base.mechanism import parts_of
+from relpos.position.base.wrapped import parts_of
 from relpos.report.drawing.trained_examples import FILE, HEAD_DIM, HEADS, SEED, SITES, start
 from relpos.train import Procedure, Recipe, TrainingRun, fit
 

@@ -24,7 +24,8 @@ import torch
 import relpos
 from relpos import Grid, Sequence
 from relpos.position import Mechanism, Preset, Site, presets
-from relpos.position.base.mechanism import AS_IS, parts_of
+from relpos.position.base.mechanism import AS_IS
+from relpos.position.base.wrapped import parts_of
 from relpos.position.rotary import RULES
 from relpos.report.drawing.canvas import to_svg
 from relpos.report.drawing.explorer_data import FAMILIES, LONGER, began, explored

@@ -88,7 +88,7 @@ def test_a_scripted_model_is_the_published_one_and_stays_retrofitted(name: str) 
     for one in routes:
         one.forced = True
     _equal(own(*given), eager)
-    assert all(one.taken for one in routes)
+    assert all(one.forced_calls for one in routes)
 
 
 @pytest.mark.parametrize("name", TRACED_BY_FX)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import relpos
 from loaded import Loaded
 from models import models, without_dropout
-from relpos.adapters.replacements.placed import ReplacedPositions
+from relpos.adapters.replacements.repositioned import ReplacedPositions
 
 FAST_CASES = 2  # of each of its tests, in the fast part
 
@@ -155,7 +155,7 @@ def _given_weights(model: nn.Module, like: nn.Module) -> None:
     """A model that was built on meta, with the weights of another: assigned, and what its library does not save."""
     model.load_state_dict(like.state_dict(), assign=True)
     for one, other in zip(model.modules(), like.modules(), strict=True):
-        for name in one._non_persistent_buffers_set - {"_here"}:
+        for name in one._non_persistent_buffers_set - {"_device_marker"}:
             one._buffers[name] = other._buffers[name]
 
 

@@ -12,7 +12,7 @@ from replaced_models import FAMILIES, swin, t5
 from torch import nn
 
 import relpos
-from relpos.adapters.replacements.placed import Placed, is_retrofitted
+from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SERVED_BY_BOTH = ["T5", "BEiT", "Swin"]
@@ -71,9 +71,9 @@ def test_what_was_not_replaced_is_retrofitted_beside_it() -> None:
     assert all(one.module.startswith("first") for one in report.left)
     assert torch.equal(family.called(first), wanted)
     torch.testing.assert_close(second(images), published)
-    assert any(isinstance(module, Placed) for module in first.modules())
+    assert any(isinstance(module, Repositioned) for module in first.modules())
     relpos.restore(both)
-    assert not any(is_retrofitted(module) or isinstance(module, Placed) for module in both.modules())
+    assert not any(is_retrofitted(module) or isinstance(module, Repositioned) for module in both.modules())
 
 
 def test_a_retrofit_that_fails_leaves_what_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos import Sequence
-from relpos.adapters.replacements.torch_attention import PlacedEncoder, PlacedMultiheadAttention
+from relpos.adapters.replacements.torch_attention import RepositionedEncoder, RepositionedMultiheadAttention
 
 TOKENS = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(0)).double()
 PADDING = torch.arange(7) >= torch.tensor([7, 5, 3])[:, None]
@@ -51,10 +51,10 @@ def test_this_test_sees_a_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder()
     bag = model(TOKENS)
     relpos.replace_position(model, "relative_1d", coordinates=Sequence(7), init_std=0.5)
-    monkeypatch.delattr(PlacedMultiheadAttention, "_qkv_same_embed_dim")
+    monkeypatch.delattr(RepositionedMultiheadAttention, "_qkv_same_embed_dim")
     same(model(TOKENS), bag)
     monkeypatch.undo()
-    monkeypatch.delattr(PlacedEncoder, "use_nested_tensor")
+    monkeypatch.delattr(RepositionedEncoder, "use_nested_tensor")
     with pytest.raises((RuntimeError, ValueError, AssertionError)):
         model(TOKENS, src_key_padding_mask=PADDING)
 

@@ -241,7 +241,7 @@ def test_a_failure_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(NoRotation, "mechanism", broken)
+    monkeypatch.setattr(NoRotation, "make_mechanism", broken)
     refused(llama(), "planted", "relative_1d", error=RuntimeError)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import relpos
 from models import Model, assert_same, models, step, without_dropout
 from relpos.adapters.common import retrofitted
-from relpos.adapters.common.grids import kept_lines
+from relpos.adapters.common.grids import cached_lines
 from relpos.adapters.common.kinds import path_of, verified_classes
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, published_class, route, swap
 from relpos.core import AxisVectors, DenseBias, Grid, LineBias, LineVectors, Terms
@@ -225,5 +225,5 @@ def test_a_small_difference_shows_beside_a_softmax_in_float32(name: str, monkeyp
 def test_lines_of_very_many_cells_are_not_kept(side: int, stays: bool) -> None:
     module: Any = nn.Linear(1, 1)
     swap(module, Retrofitted)
-    first, again = (kept_lines(module, Grid(side, side), torch.device("cpu")) for _ in range(2))
+    first, again = (cached_lines(module, Grid(side, side), torch.device("cpu")) for _ in range(2))
     assert (first is again) is stays

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import relpos
 from loaded import Loaded
-from relpos.core import Grid, Positions, Sequence, keep, lines
+from relpos.core import Grid, Positions, Sequence, cached, lines
 from relpos.core.cache import FEW_BYTES
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ class Owner:
 
 
 def made(owner: object, key: object = "x", size: int = 0) -> torch.Tensor:
-    return keep(owner, key, CPU, lambda: torch.randn(3), lambda: size)
+    return cached(owner, key, CPU, lambda: torch.randn(3), lambda: size)
 
 
 def test_made_once_for_a_key() -> None:
@@ -73,7 +73,7 @@ def test_copies_start_with_nothing(how: str) -> None:
         terms = relpos.LineBias(torch.zeros(2, 9), line) + relpos.Scale(1.0)
         twins.append(COPIES[how](terms).items[0].lines)
     for twin in twins:
-        assert not twin.__dict__.get("_kept")
+        assert not twin.__dict__.get("_shape_cache")
         assert twin.offsets() is not line.offsets()
 
 
@@ -140,7 +140,7 @@ def test_nothing_is_kept_of_fake_tensors_or_a_transform() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         given["position"].terms(Sequence(6))
     torch.func.grad(lambda x: relpos.attention(x, x, x, **given).sum())(torch.randn(1, 2, 6, 8))
-    assert not given["position"].__dict__.get("_kept")
+    assert not given["position"].__dict__.get("_shape_cache")
 
 
 THREADS = """

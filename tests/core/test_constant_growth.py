@@ -38,7 +38,7 @@ def mechanism(name: str) -> RotaryEmbedding:
 
 
 def kept() -> int:
-    count: int = constant._kept.cache_info().currsize
+    count: int = constant._cached.cache_info().currsize
     return count
 
 
@@ -74,7 +74,7 @@ def test_other_devices_turn_as_the_cpu_does(name: str, monkeypatch: pytest.Monke
     lengths = (1, 8, 9, 10, 500, 2001, 100_000)
     wanted = [own.angles(Sequence(3, start=length - 3)) for length in lengths]
     for module in (constant, rotary):
-        monkeypatch.setattr(module, "keeps", lambda device: True)
+        monkeypatch.setattr(module, "caches_constants", lambda device: True)
     before = kept()
     for length, angles in zip(lengths, wanted, strict=True):
         found = own.angles(Sequence(3, start=length - 3))

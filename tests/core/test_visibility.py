@@ -1,4 +1,4 @@
-"""Which tokens see and are seen, against the mask written out."""
+"""Which tokens see and are visible, against the dense mask."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from drawn_masks import made, masks
 from hypothesis import given
 
 from relpos import Mask, patterns
-from relpos.core.visibility import hides_nothing, seen
+from relpos.core.visibility import hides_nothing, visible_tokens
 
 
 def check(mask: Mask, n: int, m: int) -> None:
     whole = mask.dense(n, m)
-    rows, columns = seen(mask, n, m, torch.device("cpu"))
+    rows, columns = visible_tokens(mask, n, m, torch.device("cpu"))
     assert not hides_nothing(mask, n, m) or (rows.all() and columns.all())
     for ours, exact in ((rows, whole.any(dim=3)), (columns, whole.any(dim=2))):
         assert torch.equal(*torch.broadcast_tensors(ours, exact))
@@ -52,7 +52,7 @@ def test_tokens_that_see_themselves_are_known(mask: Mask) -> None:
 
 def test_padding_is_read_off() -> None:
     mask = Mask.padding(torch.tensor([[True, True, False], [True, False, False]])) & Mask.causal()
-    rows, columns = seen(mask, 3, 3, torch.device("cpu"))
+    rows, columns = visible_tokens(mask, 3, 3, torch.device("cpu"))
     assert rows is columns
     check(mask, 3, 3)
 

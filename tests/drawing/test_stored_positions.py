@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.adapters.common.libraries import imported
-from relpos.core.densify import written_out
+from relpos.core.densify import expand_regular
 from relpos.files.tensors import StoredTensors, open_tensors
 from relpos.report.drawing.mechanism_picture import Bars, Maps
 from relpos.report.drawing.stored_positions import Stored, stored_positions
@@ -207,7 +207,7 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
                 assert np.allclose(at(found[0], i - j), dense[:, i, j])
     if position == "factored_2d":
         line = model.blocks[0].attn.place.terms(17, 17).of(relpos.LineBias)[0]
-        dense = written_out(line.values, line.lines).detach().numpy()
+        dense = expand_regular(line.values, line.lines).detach().numpy()
         rows, columns = found[:2]
         for i, j, down, right in on_grid(4, 4):
             assert np.allclose(at(rows, down) + at(columns, right), dense[:, 1 + i, 1 + j], atol=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relpos.engines.arguments import prepare
+from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.testing.devices import attention
 from relpos.testing.tolerance import assert_close, rms
@@ -18,7 +18,7 @@ from relpos.testing.tolerance import assert_close, rms
 
 def call_of(*tensors: Tensor, **given: Any) -> Call:
     """What engines are given, once the arguments of `attention` are checked."""
-    return prepare(*tensors, **given)
+    return Arguments(*tensors, **given).call()
 
 
 def with_gradients(out: Tensor, leaves: Sequence[Tensor], upstream: Tensor | None = None) -> list[Tensor]:

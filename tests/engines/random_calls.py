@@ -22,7 +22,7 @@ from torch import Tensor
 
 import relpos
 from relpos import Grid, Mask, Sequence, attention
-from relpos.engines.arguments import prepare
+from relpos.engines.arguments import Arguments
 from relpos.engines.reference import REFERENCE
 from relpos.engines.unseen import without_unseen
 
@@ -149,7 +149,7 @@ def one_call(mechanism: relpos.Mechanism, place: Any, how: dict[str, Any]) -> No
 
 def by_definition(*tensors: Tensor, **given: Any) -> Tensor:
     """What the reference says, without a plan."""
-    call = prepare(*tensors, **given)
+    call = Arguments(*tensors, **given).call()
     with torch.autocast("cpu", enabled=False):
         return REFERENCE.run(without_unseen(call))[0]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_steps import call_of
 
 import relpos
 from relpos import (
@@ -24,7 +25,6 @@ from relpos import (
     lines,
 )
 from relpos.engines import selection
-from relpos.engines.arguments import prepare
 from relpos.engines.selection import ENGINES, SLOWER, TOKENS_OF_TRITON, choose
 
 HEADS, WIDTH = 2, 8
@@ -69,7 +69,7 @@ def test_explain_says_in_which_way(backend: str, position: Any, more: dict[str, 
 
 
 def test_an_engine_without_a_rule_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = prepare(*given(4)[0])
+    call = call_of(*given(4)[0])
     assert choose(call, "auto").engine.name == "sdpa"
     monkeypatch.delitem(SLOWER, "streaming")
     assert choose(call, "auto").engine.name == "streaming"
@@ -81,14 +81,14 @@ def test_a_benchmark_of_a_border_is_of_calls_that_it_decides(name: str) -> None:
     n = BORDERS.tokens(border, border.pairs)
     q = torch.empty(border.batch, BORDERS.HEADS, 1, BORDERS.WIDTH).expand(-1, -1, n, -1)
     with torch.set_grad_enabled(border.step):
-        call = prepare(*(q.detach().requires_grad_(border.step) for _ in range(3)), **border.given(n))
+        call = call_of(*(q.detach().requires_grad_(border.step) for _ in range(3)), **border.given(n))
         assert selection._border(call)[0] == border.pairs
 
 
 def test_the_last_way_of_an_engine_serves_every_call() -> None:
     assert set(SLOWER) <= {engine.name for engine in ENGINES}
     calls = [
-        prepare(*tensors, **named) for tensors, named in (given(5), given(5, ALiBi(HEADS)), given(5, CoPE(WIDTH, 3)))
+        call_of(*tensors, **named) for tensors, named in (given(5), given(5, ALiBi(HEADS)), given(5, CoPE(WIDTH, 3)))
     ]
     for engine in ENGINES:
         for call in calls:
@@ -102,7 +102,7 @@ def test_a_call_is_planned_as_on_another_kind_of_device(tokens: int) -> None:
     """Whose times count is a value: what a GPU would be given is seen without one."""
     line = lines(Sequence(tokens))
     tensors, named = given(tokens, LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line))
-    call = prepare(*tensors, **named)
+    call = call_of(*tensors, **named)
     assert choose(call, "auto").engine.name != "triton"
     there = choose(call, "auto", "cuda")
     assert there.engine.name == ("triton" if tokens == TOKENS_OF_TRITON else "sdpa")

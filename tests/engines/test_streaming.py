@@ -38,7 +38,7 @@ from relpos.core import Coordinates
 from relpos.engines import dense
 from relpos.engines.packing import Packed, pack, unpack
 from relpos.engines.streaming import forward, scores
-from relpos.engines.streaming.cpu import cpu_kernel, matmul, written_out
+from relpos.engines.streaming.cpu import cpu_kernel, materialized_bias, matmul
 from relpos.engines.streaming.plan import masks, planning, regroup
 from relpos.engines.streaming.plan.hankel import HankelPlan
 from relpos.engines.streaming.terms import key_vectors
@@ -56,7 +56,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, sizes in {
         planning: {"ROWS": 4, "WIDTH": 7, "_BACKWARD_WIDTH": 6, "_NATIVE_ROWS": 5, "_NATIVE_WIDTH": 9, "PAIRS": 60},
         cpu_kernel: {"_ROWS": 8, "_CAUSAL_ROWS": 5},
-        written_out: {"_ROWS": 6, "_PAIRS": 60},
+        materialized_bias: {"_ROWS": 6, "_PAIRS": 60},
         masks: {"GAP": 2, "ALIGNED": 8},
         regroup: {"_LEAST": 1},
     }.items():
@@ -143,7 +143,7 @@ def test_tiles_of_every_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not written:  # as on grids too large to be
-        monkeypatch.setattr(written_out, "_MOST_PAIRS", 0)
+        monkeypatch.setattr(materialized_bias, "_MOST_PAIRS", 0)
     monkeypatch.setattr(planning, "ROWS", rows)
     monkeypatch.setattr(planning, "_NATIVE_ROWS", rows)
     queries, keys = COORDINATES[name]
@@ -296,12 +296,12 @@ def test_a_bias_that_forbids(reach: int, name: str, sinks: bool, small_tiles: No
 
 def test_rows_too_long_to_write_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel call takes whole rows of the grid's first axis, and keys of the prefix with the first of theirs."""
-    monkeypatch.setattr(written_out, "_ROWS", 6)
+    monkeypatch.setattr(materialized_bias, "_ROWS", 6)
     wide, prefixed = Grid(2, 10), Grid(2, 2, prefix=20)
     for most, grid, is_written in ((200, wide, 1), (199, wide, 0), (96, prefixed, 1), (95, prefixed, 0)):
-        monkeypatch.setattr(written_out, "_MOST_PAIRS", most)
+        monkeypatch.setattr(materialized_bias, "_MOST_PAIRS", most)
         q, values = torch.randn(1, H, grid.count, D), torch.randn(H, lines(grid).length)
-        with mock.patch.object(written_out, "attend", wraps=written_out.attend) as attend:
+        with mock.patch.object(materialized_bias, "attend", wraps=materialized_bias.attend) as attend:
             attention(q, q, q, position=LineBias(values, lines(grid)), backend="streaming")
         assert attend.call_count == is_written
 

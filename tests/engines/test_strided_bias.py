@@ -29,7 +29,7 @@ FAR = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 def by_view(*tensors: Tensor, **given: Any) -> Tensor:
     """Attention by PyTorch's kernel, without a look-up for each pair of query and key."""
     refuse = mock.Mock(side_effect=AssertionError("each pair was looked up"))
-    with mock.patch.object(densify, "written_out", refuse):
+    with mock.patch.object(densify, "expand_regular", refuse):
         return relpos.attention(*tensors, **given, backend="sdpa")
 
 

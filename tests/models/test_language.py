@@ -18,7 +18,7 @@ from relpos import (
     Site,
     count_parameters,
 )
-from relpos.models.language import places_in
+from relpos.models.language import positions_in
 from relpos.models.sampling import sample
 from relpos.position import presets
 from relpos.position.base.saved_settings import is_settings
@@ -156,7 +156,7 @@ def test_a_row_of_documents_may_be_longer_than_the_context(position: str) -> Non
 
 def test_places_are_counted_a_segment() -> None:
     segments = torch.tensor([[3, 3, 1, 3, -1, 1, -1], [0, 0, 0, 0, 0, 0, 0]])
-    assert places_in(segments).tolist() == [[0, 1, 0, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5, 6]], "padding stands at 0"
+    assert positions_in(segments).tolist() == [[0, 1, 0, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5, 6]], "padding stands at 0"
 
 
 @pytest.mark.parametrize("position", ["rotary_1d", "t5", "shaw", "none+learned"])

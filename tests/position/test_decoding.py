@@ -75,11 +75,11 @@ def test_scopes_nest_and_close_after_an_error() -> None:
     model = nn.ModuleList([position])
     with pytest.raises(RuntimeError, match="mine"), relpos.decoding(model), relpos.decoding(position):
         raise RuntimeError("mine")
-    assert position._held is None
+    assert position._decoding_terms is None
     with relpos.decoding(model):
         with relpos.decoding(position):
             pass
-        assert position._held is not None
+        assert position._decoding_terms is not None
 
 
 def test_positions_that_are_written_to() -> None:

@@ -31,7 +31,7 @@ from relpos import (
     Terms,
     TUPEPosition,
 )
-from relpos.core import Coordinates, Offsets, keep
+from relpos.core import Coordinates, Offsets, cached
 from relpos.position import FIREBias, Sum
 from relpos.position.base.saved_settings import with_settings
 
@@ -138,7 +138,7 @@ class Stored(OffsetBias):
         self.register_buffer("passing", torch.tensor(2.0), persistent=False)
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
-        level = keep(self, "level", self.device, lambda: self.level + 1)
+        level = cached(self, "level", self.device, lambda: self.level + 1)
         return level * torch.ones(1, len(offsets.kind))
 
 

@@ -15,7 +15,7 @@ import relpos
 from relpos import Grid, Sequence, Site
 from relpos.core import Coordinates
 from relpos.position import Mechanism, find, presets
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 
 FAST_CASES = 6  # of each of its tests, in the fast part
 

@@ -24,7 +24,7 @@ from relpos import (
     get_relative_position_index_2d,
 )
 from relpos.core import Coordinates, Offsets
-from relpos.position.base.tables import geometric_places
+from relpos.position.base.tables import geometric_positions
 from relpos.testing import oracle
 
 
@@ -125,7 +125,7 @@ def test_tables_start_from_a_normal_cut_far_out(make: Any, std: float) -> None:
 @pytest.mark.parametrize(("old", "new"), [(7, 14), (14, 24), (4, 7), (3, 9), (2, 5), (1, 4), (5, 5), (6, 3)])
 def test_geometric_places(old: int, new: int) -> None:
     """A geometric progression of steps out to the farthest offset; the offsets themselves where none lie beyond."""
-    places = geometric_places(old, new)
+    places = geometric_positions(old, new)
     assert len(places) == 2 * old - 1
     assert places == [-place for place in reversed(places)]
     side = places[old - 1 :]

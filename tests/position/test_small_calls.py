@@ -156,7 +156,7 @@ def test_a_jacobian_of_all_rows_at_once(position: relpos.Mechanism) -> None:
 def test_a_mechanism_that_was_moved_by_hand() -> None:
     position = relpos.RotaryEmbedding(8)
     position.terms(Sequence(4))
-    position._buffers["_here"] = torch.empty(0, device="meta")
+    position._buffers["_device_marker"] = torch.empty(0, device="meta")
     assert position.terms(Sequence(4)).items[0].query.device.type == "meta"
 
 

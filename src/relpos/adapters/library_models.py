@@ -91,8 +91,8 @@ class LibraryModel:
         if not self._is_trained:
             return [f"{self.name} at the size of the data, with random weights."]
         anew = self._loaded(task)[1]
-        said = f"; these start anew, since they do not fit the data: {', '.join(anew)}" if anew else ""
-        return [f"{self.name} starts from its trained weights{said}."]
+        note = f"; these start anew, since they do not fit the data: {', '.join(anew)}" if anew else ""
+        return [f"{self.name} starts from its trained weights{note}."]
 
     @cached_property
     def own_patch(self) -> tuple[int, int] | None:
@@ -188,11 +188,11 @@ class LibraryModel:
         with _quiet():
             if not self._is_trained:
                 return auto.from_config(config), []
-            model, said = auto.from_pretrained(
+            model, loading = auto.from_pretrained(
                 self._folder, config=config, local_files_only=True, ignore_mismatched_sizes=True, dtype=torch.float32,
                 output_loading_info=True,
             )  # fmt: skip
-        anew = {name if isinstance(name, str) else name[0] for key in _NOT_LOADED for name in said[key]}
+        anew = {name if isinstance(name, str) else name[0] for key in _NOT_LOADED for name in loading[key]}
         return model, sorted(anew)
 
 

@@ -17,8 +17,15 @@ from relpos.adapters.common import interface, switching
 from relpos.adapters.common.above import Above
 from relpos.adapters.common.retrofitted import route
 from relpos.adapters.replacements.finding import require_known_source, stacks_of
-from relpos.adapters.replacements.frozen import Notice
-from relpos.adapters.replacements.placed import CHILD, Placed, Placement, ReplacedPositions, is_growing, put_in_front
+from relpos.adapters.replacements.frozen import FrozenWarning
+from relpos.adapters.replacements.repositioned import (
+    CHILD,
+    LayerPosition,
+    ReplacedPositions,
+    Repositioned,
+    is_growing,
+    put_in_front,
+)
 from relpos.adapters.replacements.stacks import Given, Stack
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
@@ -26,7 +33,7 @@ from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice
 from relpos.position import find
-from relpos.position.base.mechanism import acts_on_tokens
+from relpos.position.base.wrapped import acts_on_tokens
 
 OWN = "own"
 
@@ -95,7 +102,7 @@ def replace_position(
         fail(
             "a replacement outside torch.inference_mode()", "one inside", "What is made inside could never be trained."
         )
-    if any(isinstance(module, Placed) for module in model.modules()):
+    if any(isinstance(module, Repositioned) for module in model.modules()):
         fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
     rows = tuple(
@@ -111,11 +118,11 @@ def replace_position(
         if not force:
             require_known_source(model)
         built = [_built(stack, position, shared, trainable, init_std) for stack in stacks]
-        notice = Notice(Above(model))
+        warning = FrozenWarning(Above(model))
         with undone_on_error(model):
             for stack, positions in zip(stacks, built, strict=True):
                 _put_in(stack, positions)
-                positions.begin(notice)
+                positions.begin(warning)
             switching.follow(model)
     layers = tuple(map(_layers_of, stacks))
     learns = any(x.requires_grad for positions in built for x in positions.parameters())
@@ -183,10 +190,10 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
         count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
         x = weight.new_zeros(1, site.num_heads, count, site.head_dim)
         for number in range(len(positions)):
-            Placement(positions, number, site.queries).terms(count, count).check(x, x, x)
+            LayerPosition(positions, number, site.queries).terms(count, count).check(x, x, x)
         if is_growing(site.queries) and site.causal and count > 1:
             first.terms(Sequence(1, start=count - 1), Sequence(count))
-        Placement(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
+        LayerPosition(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
     return positions
 
 
@@ -199,9 +206,9 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
     for name in positions.frozen:
         stack.holder.get_parameter(name).requires_grad_(False)
     for number, layer in enumerate(stack.layers):
-        put_in_front(layer, stack.mixin, Placement(positions, number, stack.site.queries, holder))
+        put_in_front(layer, stack.mixin, LayerPosition(positions, number, stack.site.queries, holder))
     for module, mixin in stack.tokens:
-        put_in_front(module, mixin, Placement(positions, 0, stack.site.queries, holder))
+        put_in_front(module, mixin, LayerPosition(positions, 0, stack.site.queries, holder))
     config = _config_of(stack)
     if config is not None:
         interface.switch(config)

@@ -110,8 +110,8 @@ class ReplacementReport:
     def __str__(self) -> str:
         lines = [self.model]
         if self.kept:
-            said = "the model keeps what it knows of position itself, and nothing was changed"
-            lines.append(f"  position  {self.position}: {said}")
+            text = "the model keeps what it knows of position itself, and nothing was changed"
+            lines.append(f"  position  {self.position}: {text}")
             kept = [f"{one.name}: {one.what}" for one in self.own] or ["nothing: it knows nothing of position itself"]
             lines += [f"  kept      {one}" for one in kept]
             return visible("\n".join(lines), keep="\n")

@@ -19,7 +19,7 @@ from relpos.adapters.common.kinds import PositionKind, Replaced, path_of, refuse
 from relpos.adapters.common.libraries import require_importable, strange
 from relpos.adapters.common.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.common.verification import Verdict, verify_model
-from relpos.adapters.replacements.placed import Placed, is_retrofitted
+from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 from relpos.adapters.replacements.stacks import holders, require_unwrapped, take_out
 from relpos.adapters.reporting import Left, RetrofitReport, Swapped
 from relpos.core.checks import fail, require_flag, require_int, shape_of
@@ -78,7 +78,7 @@ def retrofit(
         _require_whole(model)
     chosen = [(name, module, replaced) for name, module, _, replaced in found]
     if getattr(getattr(model, "config", None), "output_attentions", False):
-        left += [Left(name, path_of(type(module)), _ALWAYS_ASKED) for name, module, _, _ in found]
+        left += [Left(name, path_of(type(module)), _WEIGHTS_REQUESTED) for name, module, _, _ in found]
     with undone_on_error(model):
         _swap(found, border)
         switching.follow(model)
@@ -142,7 +142,7 @@ def _found(
     replaced_before = {id(module) for holder in holders(model) for module in holder.modules()}
     for name, module in model.named_modules():
         path = path_of(type(module))
-        if id(module) in replaced_before or isinstance(module, Placed):
+        if id(module) in replaced_before or isinstance(module, Repositioned):
             if path in replaced_classes():
                 left.append(Left(name, path, "its position is relpos's already, by replace_position"))
             continue
@@ -174,11 +174,15 @@ def _require_served(
         reasons = sorted({f"{one.path.rpartition('.')[2]}: {one.reason}" for one in left})
         served = sorted({one.architecture for _, one in replaced_classes().values()})
         if reasons:
-            fail("a position that relpos.retrofit can serve", f"{type(model).__name__} ({'; '.join(reasons)})", _SEE)
+            fail(
+                "a position that relpos.retrofit can serve",
+                f"{type(model).__name__} ({'; '.join(reasons)})",
+                _SEE_DOCUMENT,
+            )
         fail(
             "a model of transformers or timm with a relative position of its own",
             f"{type(model).__name__}, which has none that is known",
-            f"Known are {', '.join(served)}; {_SEE}",
+            f"Known are {', '.join(served)}; {_SEE_DOCUMENT}",
         )
     for library in sorted({kind.library for _, _, kind, _ in found}):
         require_importable(library)
@@ -205,8 +209,8 @@ def _require_served(
             fail("attn_implementation sdpa or eager", own, 'Load the model with attn_implementation="sdpa".')
 
 
-_SEE = "docs/retrofit.md lists what is served."
-_ALWAYS_ASKED = "config.output_attentions=True: all calls run as published; set it to False and retrofit anew"
+_SEE_DOCUMENT = "docs/retrofit.md lists what is served."
+_WEIGHTS_REQUESTED = "config.output_attentions=True: all calls run as published; set it to False and retrofit anew"
 
 
 def _require_whole(model: nn.Module) -> None:
@@ -234,7 +238,7 @@ def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: in
 @contextmanager
 def undone_on_error(model: nn.Module) -> Iterator[None]:
     """If the block fails, undo its changes to the model; earlier changes stay."""
-    before, held = {id(module) for module in model.modules() if is_swapped(module)}, bool(holders(model))
+    before, had_holders = {id(module) for module in model.modules() if is_swapped(module)}, bool(holders(model))
     try:
         yield
     except BaseException:
@@ -243,7 +247,7 @@ def undone_on_error(model: nn.Module) -> Iterator[None]:
                 unswap(module)
                 interface.switch_back(getattr(module, "config", None))
         switching.follow(model)
-        if not held:
+        if not had_holders:
             take_out(model)
         raise
 

@@ -22,7 +22,7 @@ from relpos.bench.run import surroundings
 from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
 from relpos.core.checks import require_name
 from relpos.engines.api import difference, expected
-from relpos.engines.arguments import prepare
+from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.engines.selection import backends
 from relpos.engines.self_check.agreement import Difference
@@ -135,7 +135,7 @@ def make(kind: CallKind, dtype: torch.dtype) -> Call:
     q = normal(2, _HEADS, kind.queries.count, kind.width)
     k, v = (normal(2, _HEADS // shared, keys.count, kind.width) for _ in range(2))
     position = _position(kind, dtype, generator)
-    call = prepare(q, k, v, position=position, mask=kind.mask, dropout=kind.dropout)
+    call = Arguments(q, k, v, position=position, mask=kind.mask, dropout=kind.dropout).call()
     return replace(call, seed=torch.tensor(12345) if kind.dropout else None)
 
 

@@ -21,7 +21,7 @@ from relpos.bench.cases import Case
 from relpos.bench.inputs import Inputs, setting
 from relpos.core import LineBias, Sequence, expand
 from relpos.engines import attention, backends, explain
-from relpos.engines.arguments import prepare
+from relpos.engines.arguments import Arguments
 from relpos.engines.sdpa import strided_bias
 from relpos.position import Mechanism, decoding
 
@@ -151,7 +151,8 @@ def _is_viewed(case: Case) -> bool:
         return False
     q, k = _blank(case)
     with torch.set_grad_enabled(case.what == "step"):
-        return strided_bias.readable(prepare(q, k, k, position=position, queries=tokens, mask=mask)) is not None
+        call = Arguments(q, k, k, position=position, queries=tokens, mask=mask).call()
+        return strided_bias.readable(call) is not None
 
 
 def dense_bytes(case: Case) -> int:
@@ -276,7 +277,7 @@ def _after(inputs: Inputs, first: Callable[[Mechanism], None]) -> Workload:
 
 
 def _forget(position: Mechanism) -> None:
-    position.__dict__.pop("_kept", None)
+    position.__dict__.pop("_shape_cache", None)
 
 
 @torch.no_grad()

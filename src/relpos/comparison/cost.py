@@ -27,7 +27,7 @@ from relpos.core import Mask
 from relpos.data import Task
 from relpos.engines import explain
 from relpos.models import LanguageModel, VisionTransformer
-from relpos.models.attending import pattern
+from relpos.models.attention_choice import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
 from relpos.results import Cost, Time

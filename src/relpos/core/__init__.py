@@ -6,9 +6,16 @@ engines share.
 
 from relpos.core.algebra import Term, Terms
 from relpos.core.blocks import Blocks
-from relpos.core.cache import keep, may_keep
-from relpos.core.constants import constant, keeps, passing
-from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates, require_sides
+from relpos.core.cache import cached, may_cache
+from relpos.core.constants import caches_constants, constant, uncached_constant
+from relpos.core.coordinates import (
+    Coordinates,
+    Grid,
+    Positions,
+    Sequence,
+    require_coordinates,
+    require_queries_and_keys,
+)
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
@@ -58,21 +65,21 @@ __all__ = [
     "Terms",
     "at_least_float32",
     "axis_lines",
+    "cached",
+    "caches_constants",
     "constant",
     "content",
     "contract",
     "cosines",
     "expand",
-    "keep",
-    "keeps",
     "lines",
     "lookup",
-    "may_keep",
-    "passing",
+    "may_cache",
     "read",
     "require_coordinates",
-    "require_sides",
+    "require_queries_and_keys",
     "require_width",
     "rotate",
     "segment_sum",
+    "uncached_constant",
 ]

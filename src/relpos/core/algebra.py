@@ -166,10 +166,10 @@ def _join(joined: list[Term], term: Term) -> None:
     """Append `term`, or fold it into an earlier one, or raise where they contradict."""
     if not isinstance(term, Term):
         fail("terms (LineBias, Rotation, ...)", shape_of(term), "Call mechanism.terms(queries, keys) first.")
-    for place, other in enumerate(joined):
+    for index, other in enumerate(joined):
         if type(other) is type(term):
             together = other.join(term)
             if together is not None:
-                joined[place] = together
+                joined[index] = together
                 return
     joined.append(term)

@@ -28,14 +28,14 @@ TOKEN_BYTES = 128
 """Approximate size of lines and their cache, per query and per key."""
 
 
-class _Kept(dict[Hashable, Any]):
+class _ShapeCache(dict[Hashable, Any]):
     """Entries that copies do not take along."""
 
-    def __deepcopy__(self, memo: object) -> _Kept:
-        return _Kept()
+    def __deepcopy__(self, memo: object) -> _ShapeCache:
+        return _ShapeCache()
 
 
-NOT_COPIED = ("_kept", "_held", "_whole", "_structure")
+NOT_COPIED = ("_shape_cache", "_decoding_terms", "_whole", "_structure")
 """Derived attributes, neither copied nor saved."""
 
 
@@ -44,20 +44,21 @@ def state_of(owner: object) -> dict[str, Any]:
     return {name: x for name, x in owner.__dict__.items() if name not in NOT_COPIED}
 
 
-def may_keep(device: torch.device) -> bool:
+def may_cache(device: torch.device) -> bool:
     """Whether the cache may be used now."""
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or inside_transform() or inside_forward_mode():
         return False
     return device == CPU or device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
-def share(owner: object) -> _Kept:
-    """The cache of an object, which `keep` uses. Shallow copies made from now on share it."""
-    kept: _Kept = owner.__dict__.setdefault("_kept", _Kept())  # a frozen data class has no other way
-    return kept
+def cache_of(owner: object) -> _ShapeCache:
+    """The cache of an object, which `cached` uses. Shallow copies made from now on share it."""
+    # A frozen data class has no other way.
+    cache: _ShapeCache = owner.__dict__.setdefault("_shape_cache", _ShapeCache())
+    return cache
 
 
-def keep(
+def cached(
     owner: object, key: Hashable, device: torch.device, make: Callable[[], T], size: Callable[[], int] | None = None
 ) -> T:
     """The result of `make`, cached by the first call.
@@ -68,17 +69,17 @@ def keep(
         size: bytes of the result; above `FEW_BYTES` it is not cached. Not called under a compiler, where a question
             about sizes would become a guard of the graph. None if the result is small, or angles of sequences.
     """
-    if not may_keep(device):
+    if not may_cache(device):
         return make()
-    kept: _Kept = owner.__dict__.get("_kept") or share(owner)
-    found = kept.get(key, kept)
-    if found is not kept:
+    cache: _ShapeCache = owner.__dict__.get("_shape_cache") or cache_of(owner)
+    found = cache.get(key, cache)
+    if found is not cache:
         return found  # type: ignore[no-any-return]
     if size is not None and size() > FEW_BYTES:
         return make()
     with torch.inference_mode(False):  # autograd may save it later
-        made = make()
-    if len(kept) >= _ENTRIES:
-        kept.pop(next(iter(list(kept))), None)  # another thread may have been first
-    kept[key] = made
-    return made
+        result = make()
+    if len(cache) >= _ENTRIES:
+        cache.pop(next(iter(list(cache))), None)  # another thread may have been first
+    cache[key] = result
+    return result

@@ -50,13 +50,13 @@ def shape_of(x: object) -> str:
     return text if text.startswith(f"{kind}(") else f"{kind} {text}"
 
 
-def at_hand(x: Tensor, ask: Callable[[Tensor], Tensor]) -> Any:
-    """The value of `ask(x)` as Python numbers, or None where it cannot be read at once: on a device other than the CPU,
-    or while a compiler or a function transform traces."""
+def known_value(x: Tensor, read: Callable[[Tensor], Tensor]) -> Any:
+    """The value of `read(x)` as Python numbers, or None where it cannot be known at once: on a device other than
+    the CPU, or while a compiler or a function transform traces."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return None
     try:
-        return ask(x).tolist()
+        return read(x).tolist()
     except RuntimeError:  # a transform maps over it
         return None
 

@@ -262,7 +262,7 @@ def require_coordinates(x: object, name: str) -> None:
         )
 
 
-def require_sides(queries: Coordinates, keys: Coordinates | None) -> None:
+def require_queries_and_keys(queries: Coordinates, keys: Coordinates | None) -> None:
     """Raise unless both say where tokens are; keys may be left out."""
     require_coordinates(queries, "queries")
     if keys is not None:

@@ -1,4 +1,4 @@
-"""`values[h, query[i] - key[j] + origin]` for every pair: a line bias written out, for engines that are dense anyway.
+"""`values[h, query[i] - key[j] + origin]` for every pair: a line bias, materialized for engines that are dense anyway.
 
 The forward reads `values` at `lines.index()`. The backward is a sum along diagonals in a fixed order. For regular lines
 it needs no sorting. With keys reversed, every diagonal is an anti-diagonal. Rows are written into a buffer and read
@@ -9,14 +9,14 @@ another. This stores several N x M tensors; `streaming` and `triton` do not.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from relpos.core.cache import keep, may_keep
+from relpos.core.cache import cached, may_cache
 from relpos.core.gather import at_least_float32, lookup, segment_sum
 from relpos.core.line import Lines, Ramp
 
@@ -32,29 +32,46 @@ def sum_over_offsets(x: Float[Tensor, "*C n m"]) -> Float[Tensor, "*C d"]:
     return torch.unflatten(skewed, -1, (n, n + m - 1)).sum(dim=-2)
 
 
-def _gradient(
-    gradient: Float[Tensor, "H N M"],
-    query: Tensor,
-    key: Tensor,
-    origin: int,
-    length: int,
-    lowest: int,
-    rows: int,
-    columns: int,
-    query_sizes: tuple[int, ...],
-    key_sizes: tuple[int, ...],
-) -> Float[Tensor, "H L"]:
-    """d(values) for regular lines. The arguments after the tensors are `_about(lines)`."""
+class _Regular(NamedTuple):
+    """The integers of regular lines.
+
+    Attributes:
+        origin, length: of `Lines`.
+        lowest: the lowest entry of `values` that a pair of cells reads; above 0 in narrowed lines.
+        rows, columns: the prefix tokens among queries and among keys.
+        query_sizes, key_sizes: the sizes of the two grids, one number an axis.
+    """
+
+    origin: int
+    length: int
+    lowest: int
+    rows: int
+    columns: int
+    query_sizes: tuple[int, ...]
+    key_sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lines: Lines) -> Self:
+        query, key = lines.layout.query, lines.layout.key
+        assert query is not None
+        assert key is not None
+        lowest = query.start - (key.start + key.extent) + lines.origin
+        return cls(lines.origin, lines.length, lowest, query.prefix, key.prefix, query.sizes, key.sizes)
+
+
+def _gradient(gradient: Float[Tensor, "H N M"], query: Tensor, key: Tensor, regular: _Regular) -> Float[Tensor, "H L"]:
+    """d(values) for regular lines."""
+    origin, rows, columns = regular.origin, regular.rows, regular.columns
     wide = at_least_float32(gradient)
-    result = wide.new_zeros(wide.shape[0], length)
+    result = wide.new_zeros(wide.shape[0], regular.length)
     cells = wide[:, rows:, columns:]
     if cells.numel():
-        sums = cells.unflatten(2, key_sizes).unflatten(1, query_sizes)
-        axes = len(query_sizes)
+        sums = cells.unflatten(2, regular.key_sizes).unflatten(1, regular.query_sizes)
+        axes = len(regular.query_sizes)
         for axis in range(axes):
             sums = sum_over_offsets(sums.movedim((1, 1 + axes - axis), (-2, -1)))
         sums = sums.flatten(1)
-        result[:, lowest : lowest + sums.shape[1]] = sums
+        result[:, regular.lowest : regular.lowest + sums.shape[1]] = sums
     if rows and cells.shape[2]:
         result[:, query[0] - key[columns:] + origin] = wide[:, :rows, columns:].sum(dim=1)
     if columns and cells.shape[1]:
@@ -64,17 +81,8 @@ def _gradient(
     return result.to(gradient.dtype)
 
 
-def _about(lines: Lines) -> tuple[int, int, int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """What `_gradient` needs to know about regular lines."""
-    query, key = lines.layout.query, lines.layout.key
-    assert query is not None
-    assert key is not None
-    lowest = query.start - (key.start + key.extent) + lines.origin  # above 0 in narrowed lines
-    return lines.origin, lines.length, lowest, query.prefix, key.prefix, query.sizes, key.sizes
-
-
 class _Expand(torch.autograd.Function):
-    """`values` at every pair. The sizes of both sides come as shapes of empty tensors, and all else as single integers,
+    """`values` at every pair. The sizes of both grids come as shapes of empty tensors, and all else as single integers,
     since Dynamo of torch 2.10 mixes up symbols inside containers."""
 
     generate_vmap_rule = True
@@ -95,7 +103,7 @@ class _Expand(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, *shapes = ctx.saved_tensors
         sizes = [x.shape[1:] for x in shapes]
-        return _gradient(gradients[0], query, key, *ctx.integers, *sizes), *(None for _ in range(9))
+        return _gradient(gradients[0], query, key, _Regular(*ctx.integers, *sizes)), *(None for _ in range(9))
 
 
 class _Read(torch.autograd.Function):
@@ -104,14 +112,14 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, lines: Lines) -> Tensor:
         ctx.lines = lines
-        return written_out(values, lines)
+        return expand_regular(values, lines)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return contract(gradients[0], ctx.lines), None
 
 
-def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
+def expand_regular(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "H N M"]:
     """`values` at every pair of regular lines, without autograd.
 
     With `values` reversed, a pair of cells reads entry `c - query + key`: each row of keys reads consecutive entries,
@@ -125,7 +133,7 @@ def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "
     assert query is not None
     assert key is not None
     if lines.query.shape[0] == 1:  # while decoding: one operation
-        row = keep(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
+        row = cached(lines, "row", values.device, lambda: lines.index().view(-1), lambda: 8 * lines.key.shape[0])
         return values.index_select(1, row).unsqueeze(1)
     if query.strides != key.strides:
         return values[:, lines.index()]
@@ -144,12 +152,14 @@ def written_out(values: Shaped[Tensor, "H L"], lines: Lines) -> Shaped[Tensor, "
 
 
 def _read_with_prefix(values: Shaped[Tensor, "H L"], lines: Lines, query: Ramp, key: Ramp) -> Shaped[Tensor, "H N M"]:
-    """`written_out` of the cells, and each prefix token's row and column."""
+    """`expand_regular` of the cells, and each prefix token's row and column."""
     rows, columns = query.prefix, key.prefix
     out = values.new_empty(values.shape[0], lines.query.shape[0], lines.key.shape[0])
     if 0 not in (cells := out[:, rows:, columns:]).shape:
         bare = replace(lines.layout, query=replace(query, prefix=0), key=replace(key, prefix=0))
-        cells.copy_(written_out(values, replace(lines, query=lines.query[rows:], key=lines.key[columns:], layout=bare)))
+        cells.copy_(
+            expand_regular(values, replace(lines, query=lines.query[rows:], key=lines.key[columns:], layout=bare))
+        )
     if rows:
         out[:, :rows] = values[:, lines.query[:1] - lines.key + lines.origin][:, None]
     if columns:
@@ -172,20 +182,20 @@ def contract(gradient: Float[Tensor, "*B H N M"], lines: Lines) -> Float[Tensor,
         wide, index = at_least_float32(whole).reshape(whole.shape[0], pairs), lines.index().view(1, -1)
         sums = wide.new_zeros(whole.shape[0], lines.length).scatter_add_(1, index.expand_as(wide), wide)
         return sums.to(gradient.dtype)
-    return _gradient(whole, lines.query, lines.key, *_about(lines))
+    return _gradient(whole, lines.query, lines.key, _Regular.of(lines))
 
 
 def expand(values: Float[Tensor, "H L"], lines: Lines) -> Float[Tensor, "*B H N M"]:
     """`values` at every pair of `lines`: `[H, N, M]`, or `[B, H, N, M]` where the lines have a batch axis."""
     if lines.layout.kind == "irregular":
         return lookup(values.T, lines.index()).movedim(-1, -3)
-    if may_keep(values.device):
+    if may_cache(values.device):
         if not (values.requires_grad and torch.is_grad_enabled()):
-            return written_out(values, lines)
+            return expand_regular(values, lines)
         read: Tensor = _Read.apply(values, lines)  # type: ignore[no-untyped-call]
         return read
     key = lines.key.clone() if lines.key is lines.query else lines.key  # torch.compile takes a tensor only once
-    *integers, query_sizes, key_sizes = _about(lines)
+    *integers, query_sizes, key_sizes = _Regular.of(lines)
     shapes = (values.new_empty(0, *sizes) for sizes in (query_sizes, key_sizes))
     result: Tensor = _Expand.apply(values, lines.query, key, *shapes, *integers)  # type: ignore[no-untyped-call]
     return result

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core.checks import AS_DENSE, at_hand, fail, is_dense, require_device, shape_of
+from relpos.core.checks import AS_DENSE, fail, is_dense, known_value, require_device, shape_of
 from relpos.core.private import inside_transform
 
 
@@ -209,7 +209,7 @@ def _check(index: object, rows: int) -> bool:
     if not isinstance(index, Tensor) or not is_dense(index) or index.dtype not in _WHOLE:
         sparse = isinstance(index, Tensor) and not is_dense(index)
         fail("an integer tensor as index", shape_of(index), AS_DENSE if sparse else "Convert it with .long().")
-    known = None if 0 in index.shape else at_hand(index, lambda x: torch.stack(x.aminmax()))
+    known = None if 0 in index.shape else known_value(index, lambda x: torch.stack(x.aminmax()))
     if known is not None and (known[0] < 0 or known[1] >= rows):
         wanted = f"row numbers from 0 to {rows - 1} in the index"
         fail(

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from relpos.core.cache import keep
+from relpos.core.cache import cached
 from relpos.core.checks import broadcasts, consecutive, fail, require_device, require_int, require_tensor, shape_of
 from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
 from relpos.core.tree import Movable, changed, register, static
@@ -75,7 +75,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Ramp:
-    """One side of regular lines: `prefix` tokens, then nested arithmetic progressions.
+    """The queries or the keys of regular lines: `prefix` tokens, then nested arithmetic progressions.
 
     Attributes:
         prefix: tokens before them, all with one coordinate.
@@ -90,7 +90,7 @@ class Ramp:
 
     @property
     def is_affine(self) -> bool:
-        """Whether this side is consecutive integers."""
+        """Whether it is consecutive integers."""
         return self.prefix == 0 and len(self.sizes) == 1
 
     @property
@@ -117,7 +117,7 @@ class Layout:
     Attributes:
         low: the smallest offset along each axis.
         spans: how many offsets each axis has.
-        query, key: the progression of each side, or None where it is irregular.
+        query, key: the progression of each, or None where it is irregular.
     """
 
     low: tuple[int, ...]
@@ -127,7 +127,7 @@ class Layout:
 
     @property
     def kind(self) -> Literal["affine", "nested", "irregular"]:
-        """`affine`: both sides are consecutive integers; `nested`: grids and prefixes; `irregular`: anything."""
+        """`affine`: queries and keys are consecutive integers; `nested`: grids and prefixes; `irregular`: anything."""
         if self.query is None or self.key is None:
             return "irregular"
         return "affine" if self.query.is_affine and self.key.is_affine else "nested"
@@ -178,7 +178,7 @@ class Lines(Movable):
         batch, other = (line.shape[0] if line.dim() == 2 else 1 for line in (self.query, self.key))
         if not (broadcasts(batch, other) or other == 1):
             sizes = f"{batch} and {other}"
-            fail("query and key lines of one batch size", sizes, "Give one row an element of the batch on both sides.")
+            fail("query and key lines of one batch size", sizes, "Give both one row an element of the batch.")
         require_int(self.origin, "the origin of the lines", at_least=None, remedy="Pass a Python int.")
         require_int(self.length, "the length of the lines", at_least=1)
         if not isinstance(self.layout, Layout):
@@ -186,14 +186,14 @@ class Lines(Movable):
 
     def index(self) -> Int[Tensor, "*B N M"]:
         """`query[i] - key[j] + origin` for every pair: the dense meaning of the lines."""
-        return keep(self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel())
+        return cached(self, "index", self.query.device, self._index, lambda: 8 * self.query.numel() * self.key.numel())
 
     def _index(self) -> Int[Tensor, "*B N M"]:
         return self.query[..., :, None] - self.key[..., None, :] + self.origin
 
     def offsets(self) -> Offsets:
         """What each of the `length` entries means; see the file's head for the regions."""
-        return keep(
+        return cached(
             self, "offsets", self.query.device, self._offsets, lambda: 8 * self.length * (1 + len(self.layout.spans))
         )
 
@@ -243,7 +243,7 @@ def _ramp(coordinates: Coordinates, strides: tuple[int, ...]) -> Ramp | None:
     return Ramp(coordinates.prefix, sizes, strides)
 
 
-def _side(
+def _line_of(
     coordinates: Coordinates, strides: tuple[int, ...], prefix_place: int, device: torch.device | None
 ) -> Int[Tensor, "*B N"]:
     if isinstance(coordinates, Positions) and coordinates.values.is_floating_point():
@@ -290,10 +290,10 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
         15
     """
     keys = _paired(queries, keys, "A one-axis view of a grid is grid.raster().")
-    sides = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
-    spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in sides)
+    bounds = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
+    spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in bounds)
     strides = tuple(math.prod(spans[axis + 1 :]) for axis in range(len(spans)))
-    origin = sum((kh - kl) * stride for (_, _, kl, kh), stride in zip(sides, strides, strict=True))
+    origin = sum((kh - kl) * stride for (_, _, kl, kh), stride in zip(bounds, strides, strict=True))
     tokens = math.prod(spans)
     length = tokens
     if queries.prefix and keys.prefix:
@@ -303,13 +303,13 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
     elif queries.prefix:
         length = tokens + origin + 1
     layout = Layout(
-        low=tuple(ql - kh for ql, _, _, kh in sides),
+        low=tuple(ql - kh for ql, _, _, kh in bounds),
         spans=spans,
         query=_ramp(queries, strides),
         key=_ramp(keys, strides),
     )
-    query = _side(queries, strides, tokens, device)
-    key = query if keys is queries and not keys.prefix else _side(keys, strides, -(tokens + 1), device)
+    query = _line_of(queries, strides, tokens, device)
+    key = query if keys is queries and not keys.prefix else _line_of(keys, strides, -(tokens + 1), device)
     return Lines(query, key, origin, length, layout)
 
 

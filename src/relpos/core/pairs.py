@@ -40,20 +40,20 @@ class Compared:
         Args:
             every: True for each pair in question. of_query, of_key: broadcast a tensor of queries or keys to the pairs.
         """
-        seen = every
+        allowed = every
         if self.order is not None:
             order = of_key(self.order)
             if self.low is not None:
-                seen = seen & (of_query(self.low) <= order)
+                allowed = allowed & (of_query(self.low) <= order)
             if self.high is not None:
-                seen = seen & (order <= of_query(self.high))
+                allowed = allowed & (order <= of_query(self.high))
         if self.query_global is not None:
-            seen = seen | of_query(self.query_global)
+            allowed = allowed | of_query(self.query_global)
         if self.key_global is not None:
-            seen = seen | of_key(self.key_global)
+            allowed = allowed | of_key(self.key_global)
         if self.most is not None and self.order is not None:
-            seen = seen & (of_key(self.order) <= of_query(self.most))
+            allowed = allowed & (of_key(self.order) <= of_query(self.most))
         if self.query_segments is not None and self.key_segments is not None:
             mine = of_query(self.query_segments)
-            seen = seen & (mine == of_key(self.key_segments)) & (mine >= 0)
-        return seen
+            allowed = allowed & (mine == of_key(self.key_segments)) & (mine >= 0)
+        return allowed

@@ -121,7 +121,7 @@ def symbolically_traced() -> bool:
     return bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
 
 
-def asked_while_tracing(function: F) -> F:
+def constant_while_tracing(function: F) -> F:
     """Mark a function that a compiler calls while it traces, and whose result it takes for a constant.
 
     Like `torch.compiler.assume_constant_result`, which imports the compiler to set this attribute. If PyTorch renames
@@ -131,7 +131,7 @@ def asked_while_tracing(function: F) -> F:
     return function
 
 
-@asked_while_tracing
+@constant_while_tracing
 def exporting() -> bool:
     """Whether a program is being exported. Dynamo of torch 2.10 and 2.11 says so for all that it traces, so it must not
     trace this function."""

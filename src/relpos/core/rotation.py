@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from relpos.core.cache import may_keep
+from relpos.core.cache import may_cache
 from relpos.core.checks import (
     broadcasts,
     fail,
@@ -126,7 +126,7 @@ def rotate(
     if isinstance(x, Tensor):
         require_width(x, width)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
-    if not may_keep(x.device) or (cos.requires_grad and torch.is_grad_enabled()):
+    if not may_cache(x.device) or (cos.requires_grad and torch.is_grad_enabled()):
         return _turn_by_nodes(x, cos, sin, layout)
     return turn(x, torch.complex(cos, sin), layout)
 

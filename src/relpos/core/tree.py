@@ -66,11 +66,11 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
 
 
 def unchecked(cls: type[T], **fields: Any) -> T:
-    """A frozen data class made from all its fields, without checks."""
-    made = object.__new__(cls)
-    for name, value in fields.items():  # Dynamo of torch 2.10 and 2.11 cannot trace made.__dict__.update(fields)
-        object.__setattr__(made, name, value)
-    return made
+    """A frozen data class instance from all its fields, without checks."""
+    instance = object.__new__(cls)
+    for name, value in fields.items():  # Dynamo of torch 2.10 and 2.11 cannot trace instance.__dict__.update(fields)
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def changed(node: T, **fields: Any) -> T:

@@ -6,7 +6,7 @@ the ranks
     start[i] ... stop[i] - 1                  by its interval, and
     global_start[i] ... global_stop[i] - 1    if the key is global: all of its segment, up to the limit
 
-A key is seen if more ranges begin than end up to its rank; a query sees a key if its range is not empty. This takes
+A key is visible if more ranges begin than end up to its rank; a query sees a key if its range is not empty. This takes
 O((N + M) log M), times the number of blocks with a block layout. No tensor is read, which would synchronize a GPU,
 except on CPU to see whether a layout contains its diagonal.
 """
@@ -20,17 +20,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from relpos.core.checks import at_hand
+from relpos.core.checks import known_value
 from relpos.core.mask import Mask
 
 _AT_ONCE = 2**22
 """Maximum pairs of a block and a token in memory."""
 
 
-def seen(
+def visible_tokens(
     mask: Mask, queries: int, keys: int, device: torch.device
 ) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]]:
-    """Whether each query sees some key, and whether each key is seen by some query."""
+    """Whether each query sees some key, and whether each key is visible to some query."""
     if mask.allowed is not None:
         pairs = mask.dense(queries, keys, device)
         return pairs.any(dim=3), pairs.any(dim=2)
@@ -47,7 +47,7 @@ def seen(
 
 
 def hides_nothing(mask: Mask, queries: int, keys: int) -> bool:
-    """Whether it is known, without a search, that every query sees a key and every key is seen."""
+    """Whether it is known, without a search, that every query sees a key and every key is visible."""
     return mask.query_segments is None and _see_themselves(mask, queries, keys)
 
 
@@ -59,7 +59,7 @@ def _see_themselves(mask: Mask, queries: int, keys: int) -> bool:
         return False
     if any(bound is not None and bound < 0 for bound in (mask.left, mask.right, mask.limit)):
         return False
-    return mask.blocks is None or bool(at_hand(mask.blocks.layout, lambda x: x.diagonal(dim1=1, dim2=2).all()))
+    return mask.blocks is None or bool(known_value(mask.blocks.layout, lambda x: x.diagonal(dim1=1, dim2=2).all()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def _ranges(mask: Mask, n: int, m: int, device: torch.device) -> _Ranges:
     tokens = (mask.key_order, mask.query_segments, mask.key_segments, mask.query_global, mask.key_global)
     wide = [None if x is None else torch.atleast_2d(x) for x in (low, high, most, *tokens)]
     batch = max(x.shape[0] for x in (*wide, rows[None]) if x is not None)
-    low, high, most, order, mine, theirs, query_global, key_global = (
+    low, high, most, order, query_segments, key_segments, query_global, key_global = (
         None if x is None else x.expand(batch, -1).contiguous() for x in wide
     )
     keys = torch.arange(m, device=device).expand(batch, -1).contiguous()
@@ -108,15 +108,15 @@ def _ranges(mask: Mask, n: int, m: int, device: torch.device) -> _Ranges:
     if query_global is not None:
         start = torch.where(query_global, global_start, start)
         stop = torch.where(query_global, global_stop, stop)
-    if mine is not None and theirs is not None:
+    if query_segments is not None and key_segments is not None:
         within = torch.searchsorted(sorted_order, sorted_order)  # keys of the same order count as one rank
-        by_segment, sorted_theirs = _sort(theirs.gather(1, key))
+        by_segment, sorted_segments = _sort(key_segments.gather(1, key))
         key = key.gather(1, by_segment)
-        mine = mine.to(sorted_theirs.dtype)
+        query_segments = query_segments.to(sorted_segments.dtype)
         stride = m + 1  # from the ranks of one segment to those of the next
-        known = torch.searchsorted(sorted_theirs, sorted_theirs) * stride + within.gather(1, by_segment)
-        segment = torch.searchsorted(sorted_theirs, mine)
-        none = mine.lt(0) | (sorted_theirs.gather(1, segment.clamp(max=m - 1)) != mine)
+        known = torch.searchsorted(sorted_segments, sorted_segments) * stride + within.gather(1, by_segment)
+        segment = torch.searchsorted(sorted_segments, query_segments)
+        none = query_segments.lt(0) | (sorted_segments.gather(1, segment.clamp(max=m - 1)) != query_segments)
         start, stop, global_start, global_stop = (
             torch.searchsorted(known, x + segment * stride).masked_fill(none, 0)
             for x in (start, stop, global_start, global_stop)
@@ -145,7 +145,7 @@ def _in_blocks(x: Tensor, count: int, size: int) -> Tensor:
 
 
 def _seen_keys(ranges: _Ranges, layout: Bool[Tensor, "#H r c"], size: int) -> Bool[Tensor, "#B #H M"]:
-    """The keys that are seen, a few blocks of queries at a time."""
+    """The keys that are visible, a few blocks of queries at a time."""
     m, (rows, columns) = ranges.rank.shape[1], layout.shape[1:]
 
     def inside(start: Tensor, stop: Tensor, some: slice) -> Tensor:
@@ -157,10 +157,10 @@ def _seen_keys(ranges: _Ranges, layout: Bool[Tensor, "#H r c"], size: int) -> Bo
 
     counts = torch.zeros((), device=layout.device)
     for some in _chunks(rows, ranges.rank.numel()):
-        seen = inside(ranges.start, ranges.stop, some)
+        visible = inside(ranges.start, ranges.stop, some)
         if ranges.key_global is not None:
-            seen = seen | (inside(ranges.global_start, ranges.global_stop, some) & ranges.key_global[:, None])
-        cells = _in_blocks(seen.float(), columns, size)
+            visible = visible | (inside(ranges.global_start, ranges.global_stop, some) & ranges.key_global[:, None])
+        cells = _in_blocks(visible.float(), columns, size)
         counts = counts + torch.einsum("hij,bijs->bhjs", layout[:, some].float(), cells)
     return counts.flatten(2)[..., :m] > 0
 
@@ -178,10 +178,10 @@ def _seeing_queries(ranges: _Ranges, layout: Bool[Tensor, "#H r c"], size: int) 
     for some in _chunks(columns, max(ranges.start.numel(), ranges.key.numel())):
         blocks = torch.arange(some.start, some.stop, device=layout.device)
         members = (ranges.key // size)[:, None] == blocks[:, None]
-        seen = see(ranges.start, ranges.stop, members)
+        visible = see(ranges.start, ranges.stop, members)
         if ranges.key_global is not None:
             global_members = members & ranges.key_global.gather(1, ranges.key)[:, None]
-            seen = seen | see(ranges.global_start, ranges.global_stop, global_members)
-        cells = _in_blocks(seen.float(), rows, size)
+            visible = visible | see(ranges.global_start, ranges.global_stop, global_members)
+        cells = _in_blocks(visible.float(), rows, size)
         counts = counts + torch.einsum("hij,bjis->bhis", layout[:, :, some].float(), cells)
     return counts.flatten(2)[..., :n] > 0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import without_autocast
-from relpos.engines.arguments import Position, prepare, resolve
+from relpos.engines.arguments import Arguments, Position
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
 from relpos.engines.plan import PLANS, make_plan, structure_of_call
@@ -195,7 +195,7 @@ def attention(
     """
     if not isinstance(backend, str):
         require_backend(backend)
-    given = resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
+    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
     structure = structure_of_call(given, backend)
     plan = None if structure is None else PLANS.get(structure)
     if plan is None:
@@ -255,11 +255,8 @@ def explain(
           not sdpa: not asked for
           not flex: not asked for
     """
-    call = prepare(
-        q, k, v, position=position, queries=queries, keys=keys, mask=mask, scale=scale, dropout=dropout,
-        return_lse=return_lse,
-    )  # fmt: skip
-    return _explain(call, backend)
+    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
+    return _explain(given.call(), backend)
 
 
 def expected(make: Callable[[], Call]) -> Expected:
@@ -310,6 +307,6 @@ def attention_weights(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
-    call = prepare(q, k, k, position=position, queries=queries, keys=keys, mask=mask, scale=scale)
+    call = Arguments(q, k, k, position, queries, keys, mask, scale).call()
     with without_autocast(q.device):
         return weights(without_unseen(call))[0].to(call.q.dtype)

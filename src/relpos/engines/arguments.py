@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NoReturn, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_sides
+from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_queries_and_keys
 from relpos.core.checks import (
     COMPUTED,
     broadcasts,
@@ -39,21 +37,36 @@ class SupportsTerms(Protocol):
 Position = Terms | Term | SupportsTerms
 
 
-@dataclass
-class Resolved:
-    """The arguments of `relpos.attention`, each of the right kind, with the position resolved to terms. Whether they
-    fit together is `check`ed once for all of one structure."""
+class Arguments:
+    """The arguments of `relpos.attention` (see there), each of the right kind, with the position resolved to terms.
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    terms: Terms
-    mask: Mask | None
-    dtype: torch.dtype
-    autocast: bool
-    scale: float | None
-    dropout: float
-    return_lse: bool
+    Whether they fit together is `check`ed once for all of one structure. A plain class: each call makes one.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        position: Position | None = None,
+        queries: Coordinates | None = None,
+        keys: Coordinates | None = None,
+        mask: MaskLike | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        return_lse: bool = False,
+    ) -> None:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _check_tensor(x, name)
+        require_probability(dropout, "dropout")
+        require_flag(return_lse, "return_lse")
+        if scale is not None:
+            require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
+        self.q, self.k, self.v = q, k, v
+        self.terms = _resolve_terms(position, queries, keys, q, k, v)
+        self.mask = None if mask is None else Mask.of(mask)
+        self.dtype, self.autocast = under_autocast(q)
+        self.scale, self.dropout, self.return_lse = scale, float(dropout), return_lse
 
     def check(self) -> None:
         """Raise unless they fit together."""
@@ -74,54 +87,13 @@ class Resolved:
     def unchecked_call(self, scale: float) -> Call:
         """The same where it is known that they fit, and by which factor the content product is scaled."""
         q, k, v, terms = self.q, self.k, self.v, self.terms
-        for place, term in enumerate(terms.items):
+        for index, term in enumerate(terms.items):
             if isinstance(term, Scale):  # it is the call's
-                terms = unchecked(Terms, items=terms.items[:place] + terms.items[place + 1 :])
+                terms = unchecked(Terms, items=terms.items[:index] + terms.items[index + 1 :])
                 break
         if not q.dtype == k.dtype == v.dtype == self.dtype:
             q, k, v = q.to(self.dtype), k.to(self.dtype), v.to(self.dtype)
         return Call(q, k, v, terms, self.mask, scale, self.dropout, None, self.return_lse)
-
-
-def resolve(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Position | None,
-    queries: Coordinates | None,
-    keys: Coordinates | None,
-    mask: MaskLike | None,
-    scale: float | None,
-    dropout: float,
-    return_lse: bool,
-) -> Resolved:
-    """The arguments of `relpos.attention`, see there."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(x, name)
-    require_probability(dropout, "dropout")
-    require_flag(return_lse, "return_lse")
-    if scale is not None:
-        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys, q, k, v)
-    mask = None if mask is None else Mask.of(mask)
-    return Resolved(q, k, v, terms, mask, *under_autocast(q), scale, float(dropout), return_lse)
-
-
-def prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    position: Position | None = None,
-    queries: Coordinates | None = None,
-    keys: Coordinates | None = None,
-    mask: MaskLike | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    return_lse: bool = False,
-) -> Call:
-    """The call that such arguments make, checked."""
-    return resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse).call()
 
 
 def _check_tensor(x: Tensor, name: str) -> None:
@@ -171,7 +143,7 @@ def _resolve_terms(
         if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
             remedy = "Call its embed() on the tokens before they are projected."
             fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
-        require_sides(queries, keys)
+        require_queries_and_keys(queries, keys)
         if queries.count != q.shape[2] or (queries if keys is None else keys).count != k.shape[2]:
             _fail_to_count(queries, keys, q, k, v)
         settle = getattr(position, "settle", None)

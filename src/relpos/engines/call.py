@@ -1,6 +1,6 @@
 """One call of attention, checked and made explicit: what every engine receives.
 
-`arguments.prepare` makes it, the one place where arguments are checked, defaults resolved and autocast applied. Engines
+`Arguments.call` makes it, the one place where arguments are checked, defaults resolved and autocast applied. Engines
 trust a `Call`. `packing` takes it apart for autograd or a custom operator, and puts it together again.
 """
 
@@ -76,16 +76,16 @@ class Call:
         return 0 in (*self.q.shape[:3], self.k.shape[2])
 
     @property
-    def lone_bias(self) -> LineBias | None:
+    def only_bias(self) -> LineBias | None:
         """A bias on regular lines, if nothing else is added to the scores."""
-        lone = None
+        only = None
         for term in self.terms.items:
             if not term.adds_scores:
                 continue
-            if lone is not None or not isinstance(term, LineBias):
+            if only is not None or not isinstance(term, LineBias):
                 return None
-            lone = term
-        return None if lone is None or lone.lines.layout.kind == "irregular" else lone
+            only = term
+        return None if only is None or only.lines.layout.kind == "irregular" else only
 
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
@@ -116,7 +116,7 @@ class Call:
             plain_q, plain_k, self.first_row, self.tokens,
         )  # fmt: skip
 
-    def of_nothing(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    def empty_result(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp where `is_empty`, or on meta: zeros, to which gradients lead all the same."""
         leaves = (self.q, self.k, self.v, *pytree.tree_leaves(self.terms))
         learned = (x for x in leaves if isinstance(x, Tensor) and x.is_floating_point())

@@ -54,8 +54,8 @@ def _in_blocks(
     blocks = []
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
-        seen = None if allowed is None else allowed[:, :, rows]
-        block = checkpoint(term, q[:, :, rows], k, seen, rows, use_reentrant=False)
+        allowed_rows = None if allowed is None else allowed[:, :, rows]
+        block = checkpoint(term, q[:, :, rows], k, allowed_rows, rows, use_reentrant=False)
         assert isinstance(block, Tensor)
         blocks.append(block)
     return torch.cat(blocks, dim=2)

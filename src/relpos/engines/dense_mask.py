@@ -13,9 +13,9 @@ def note_on(mask: Mask, queries: int, keys: int) -> str:
     """The note of `explain` on it."""
     assert mask.allowed is not None
     count = f"{queries:,} x {keys:,}"
-    said = _structure(mask.allowed.expand(-1, -1, queries, keys))
-    known = "Mask.causal(), window(...), packed(...), padding(...)" if said is None else said
-    where = "Where it has structure, such a mask" if said is None else "It"
+    structure = _structure(mask.allowed.expand(-1, -1, queries, keys))
+    known = "Mask.causal(), window(...), packed(...), padding(...)" if structure is None else structure
+    where = "Where it has structure, such a mask" if structure is None else "It"
     return f"the mask is dense, {count} numbers. {where} is the same in O(N), which every engine takes: {known}"
 
 
@@ -36,8 +36,8 @@ def _structure(pairs: Bool[Tensor, "B H N M"]) -> str | None:
     left, right = -int(seen.min()), int(seen.max())
     band = (ahead >= -left) & (ahead <= right)
     if min(left, right) >= 0 and torch.equal(each, band.expand_as(each)):
-        sides = (None if one == n - 1 else one for one in (left, right))
-        return "Mask.causal()" if (left, right) == (n - 1, 0) else "Mask.window({}, {})".format(*sides)
+        reach = (None if one == n - 1 else one for one in (left, right))
+        return "Mask.causal()" if (left, right) == (n - 1, 0) else "Mask.window({}, {})".format(*reach)
     first = each.int().argmax(dim=2).masked_fill(~each.any(dim=2), -1)  # its first token identifies a document
     same = (first[:, :, None] == first[:, None]) & (first >= 0)[:, :, None]
     found = "padding(valid)" if all(len(one[one >= 0].unique()) <= 1 for one in first) else "packed(segments)"

@@ -158,9 +158,9 @@ def _mask_mod(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     layout = None if blocks is None else blocks.layout.expand(call.q.shape[1], -1, -1)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
+        allowed = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
         if blocks is not None and layout is not None:
-            seen = seen & layout[h, i // blocks.size, j // blocks.size]
-        return seen
+            allowed = allowed & layout[h, i // blocks.size, j // blocks.size]
+        return allowed
 
     return mask_mod

@@ -32,35 +32,35 @@ class Gradients:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self.sums: list[Tensor | None] = [None] * len(tensors)
-        self._places = {id(x): place for place, x in enumerate(tensors)}
+        self._indices = {id(x): index for index, x in enumerate(tensors)}
 
-    def _place(self, x: Tensor | None) -> int | None:
-        return self._places.get(id(x))
+    def _index(self, x: Tensor | None) -> int | None:
+        return self._indices.get(id(x))
 
     def wants(self, x: Tensor | None) -> bool:
         """Whether a tensor is among them."""
-        return self._place(x) is not None
+        return self._index(x) is not None
 
     def add(self, x: Tensor | None, gradient: Tensor | None) -> None:
         """Add to the gradient of a tensor, which may occur in several parts of a call, if its gradient is wanted."""
-        place = self._place(x)
-        if place is not None and gradient is not None:
-            known = self.sums[place]
-            self.sums[place] = gradient if known is None else known + gradient
+        index = self._index(x)
+        if index is not None and gradient is not None:
+            known = self.sums[index]
+            self.sums[index] = gradient if known is None else known + gradient
 
     def buffer(self, x: Tensor) -> Tensor:
         """The buffer to add to in place: zeros at first, in float32 or wider."""
-        place = self._place(x)
-        assert place is not None
-        known = self.sums[place]
+        index = self._index(x)
+        assert index is not None
+        known = self.sums[index]
         if known is None:
-            known = self.sums[place] = torch.zeros_like(at_least_float32(x))
+            known = self.sums[index] = torch.zeros_like(at_least_float32(x))
         return known
 
     def of(self, x: Tensor) -> Tensor | None:
         """The gradient of a tensor so far; None means zeros."""
-        place = self._place(x)
-        return None if place is None else self.sums[place]
+        index = self._index(x)
+        return None if index is None else self.sums[index]
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype."""
@@ -88,9 +88,9 @@ def lacks_transform() -> str | None:
     return "torch.func (vmap, grad, ...)" if inside_transform() else None
 
 
-def _apart(tensors: list[Tensor]) -> list[Tensor]:
+def _distinct(tensors: list[Tensor]) -> list[Tensor]:
     """The tensors, each as a separate object: a compiler may have merged two that hold the same."""
-    return [x.detach() if any(x is y for y in tensors[:place]) else x for place, x in enumerate(tensors)]
+    return [x.detach() if any(x is y for y in tensors[:index]) else x for index, x in enumerate(tensors)]
 
 
 def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
@@ -103,7 +103,7 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-_BEFORE = 4
+_LEADING = 4
 """Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
 
 
@@ -114,7 +114,7 @@ class _Node(torch.autograd.Function):
     def forward(
         ctx: Any,
         forward: RunForward,
-        step_back: Callable[..., list[Tensor]],
+        run_backward: Callable[..., list[Tensor]],
         form: CallForm,
         call: Call,
         *tensors: Tensor,
@@ -122,17 +122,17 @@ class _Node(torch.autograd.Function):
         out, lse = forward(call)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
-        ctx.step_back, ctx.form, ctx.lines = step_back, form, form.lines(call)
+        ctx.run_backward, ctx.form, ctx.lines = run_backward, form, form.lines(call)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
-        asked = ctx.needs_input_grad[_BEFORE:]
-        needed = [place for place, wanted in enumerate(asked) if wanted]
+        needs_gradient = ctx.needs_input_grad[_LEADING:]
+        needed = [index for index, wanted in enumerate(needs_gradient) if wanted]
         call = ctx.form.call(tensors, ctx.lines)
-        found = iter(ctx.step_back(call, tensors, (out, lse, *upstream), needed))
-        return *(None,) * _BEFORE, *(next(found) if wanted else None for wanted in asked)
+        found = iter(ctx.run_backward(call, tensors, (out, lse, *upstream), needed))
+        return *(None,) * _LEADING, *(next(found) if wanted else None for wanted in needs_gradient)
 
 
 class Operator:
@@ -153,7 +153,7 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        return self._at_once(self._forward, self._backward, form, call)
+        return self._by_node(self._forward, self._backward, form, call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
         """A function for calls of one structure in eager mode, when nothing is active that only sees operators.
@@ -168,7 +168,7 @@ class Operator:
             if ready is None:
                 forward, backward = (self._forward, self._backward) if prepare is None else prepare(call)
                 ready = forward, backward, CallForm(call)
-            return self._at_once(*ready, call)
+            return self._by_node(*ready, call)
 
         return compute
 
@@ -176,7 +176,7 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _at_once(self, forward: RunForward, backward: RunBackward, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
+    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
         if not torch.is_grad_enabled():
             return forward(call)
         tensors = form.tensors(call)
@@ -190,8 +190,8 @@ class Operator:
     ) -> list[Tensor]:
         if torch.is_grad_enabled() or _seen_by_operators((*tensors, *saved)):  # create_graph, compiled autograd
             packed, *others = pack(call)
-            places = [next(at for at, x in enumerate(packed) if x is tensors[place]) for place in needed]
-            found: list[Tensor] = self._attend_backward(packed, *others, *saved, places)
+            indices = [next(at for at, x in enumerate(packed) if x is tensors[index]) for index in needed]
+            found: list[Tensor] = self._attend_backward(packed, *others, *saved, indices)
             return found
         return _gradients(backward, tensors, call, saved, needed)
 
@@ -199,9 +199,9 @@ class Operator:
 def _gradients(
     backward: RunBackward, tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]
 ) -> list[Tensor]:
-    """The gradients of the tensors at the needed places. `saved`: the output, the log-sum-exp and their gradients."""
+    """The gradients of the tensors at `needed` indices. `saved`: the output, the log-sum-exp and their gradients."""
     out, lse, d_out, d_lse = saved
-    gradients = Gradients([tensors[place] for place in needed])
+    gradients = Gradients([tensors[index] for index in needed])
     with without_autocast(out.device):
         backward(call, out, lse, d_out, d_lse, gradients)
     return gradients.finished()
@@ -233,24 +233,24 @@ def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[
     )
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
         *saved, needed = rest
-        tensors = _apart(tensors)
+        tensors = _distinct(tensors)
         return _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, needed)
 
     @attend_backward.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
-        return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in rest[-1]]
+        return [torch.empty_like(tensors[index], memory_format=torch.contiguous_format) for index in rest[-1]]
 
     def keep(ctx: Any, inputs: Packed, output: tuple[Tensor, Tensor]) -> None:
         tensors, ctx.numbers, ctx.structure = inputs
         ctx.save_for_backward(*tensors, *output)
 
-    def step_back(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[list[Tensor | None], None, None]:
+    def run_backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[list[Tensor | None], None, None]:
         *tensors, out, lse = ctx.saved_tensors
-        needed = [place for place, asked in enumerate(ctx.needs_input_grad[0]) if asked]
+        needed = [index for index, needs_gradient in enumerate(ctx.needs_input_grad[0]) if needs_gradient]
         found = attend_backward(tensors, ctx.numbers, ctx.structure, out, lse, d_out, d_lse, needed)
         gradients: list[Tensor | None] = [None] * len(tensors)
-        for place, gradient in zip(needed, found, strict=True):
-            gradients[place] = gradient
+        for index, gradient in zip(needed, found, strict=True):
+            gradients[index] = gradient
         return gradients, None, None
 
     def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
@@ -259,6 +259,6 @@ def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[
             "Use backend='reference'."
         )
 
-    attend.register_autograd(step_back, setup_context=keep)
+    attend.register_autograd(run_backward, setup_context=keep)
     attend_backward.register_autograd(no_second_derivative, setup_context=lambda ctx, inputs, output: None)
     return attend, attend_backward

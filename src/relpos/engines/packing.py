@@ -40,9 +40,9 @@ def pack(call: Call) -> Packed:
 
 def _take_apart(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if isinstance(node, Tensor):
-        for place, known in enumerate(tensors):
+        for index, known in enumerate(tensors):
             if known is node:
-                return ("Tensor", place)
+                return ("Tensor", index)
         tensors.append(node)
         return ("Tensor", len(tensors) - 1)
     if isinstance(node, tuple):
@@ -81,10 +81,10 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     if kind == "tuple":
         return tuple(values)
     cls = _PLAIN.get(kind) or CLASSES[kind]
-    made: Any = object.__new__(cls)
+    instance: Any = object.__new__(cls)
     for field, value in zip(fields(cls), values, strict=True):
-        object.__setattr__(made, field.name, value)
-    return made
+        object.__setattr__(instance, field.name, value)
+    return instance
 
 
 _PartMaker = Callable[[Sequence[Tensor], Sequence[Lines]], Any]
@@ -116,13 +116,13 @@ class CallForm:
 
     def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Call:
         """The call made of these."""
-        made: Call = self._make(tensors, lines)
-        return made
+        call: Call = self._make(tensors, lines)
+        return call
 
-    def _place(self, x: Tensor, path: Path, known: list[Tensor]) -> int:
-        for place, other in enumerate(known):
+    def _index(self, x: Tensor, path: Path, known: list[Tensor]) -> int:
+        for index, other in enumerate(known):
             if other is x:
-                return place
+                return index
         known.append(x)
         self._tensors.append(_at(path))
         return len(known) - 1
@@ -130,14 +130,14 @@ class CallForm:
     def _maker(self, node: Any, path: Path, known: list[Tensor]) -> _PartMaker | None:
         """A function that makes a part of the call again; None if the part is the same in all calls."""
         if isinstance(node, Lines):
-            for side in ("query", "key"):
-                self._place(getattr(node, side), (*path, side), known)
+            for name in ("query", "key"):
+                self._index(getattr(node, name), (*path, name), known)
             number = len(self._lines)
             self._lines.append(_at(path))
             return lambda tensors, lines: lines[number]
         if isinstance(node, Tensor):
-            place = self._place(node, path, known)
-            return lambda tensors, lines: tensors[place]
+            index = self._index(node, path, known)
+            return lambda tensors, lines: tensors[index]
         if isinstance(node, tuple):
             makers = [self._maker(part, (*path, at), known) or _always(part) for at, part in enumerate(node)]
             return lambda tensors, lines: tuple([make(tensors, lines) for make in makers])
@@ -150,12 +150,12 @@ class CallForm:
         kind = type(node)
 
         def make(tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Any:
-            made: Any = object.__new__(kind)
-            attributes = made.__dict__
+            instance: Any = object.__new__(kind)
+            attributes = instance.__dict__
             attributes.update(same)
             for name, make_part in varying:
                 attributes[name] = make_part(tensors, lines)
-            return made
+            return instance
 
         return make
 

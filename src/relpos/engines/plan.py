@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import may_keep
+from relpos.core import may_cache
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
 from relpos.core.visibility import hides_nothing
-from relpos.engines.arguments import Resolved
+from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine
 from relpos.engines.selection import choose
@@ -32,10 +32,10 @@ from relpos.engines.unseen import without_unseen
 Structure = Hashable
 
 
-def structure_of_call(given: Resolved, backend: str) -> Structure | None:
+def structure_of_call(given: Arguments, backend: str) -> Structure | None:
     """All that a plan depends on, or None."""
     q = given.q
-    if not may_keep(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if not may_cache(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     tensors: list[Tensor] = []
     found: list[Hashable] = [
@@ -59,16 +59,16 @@ class Plan:
     Attributes:
         engine: that computes them, to be named.
         scale: the factor on the content product.
-        hides: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
+        hides_tokens: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
         compute: what the engine does for these calls.
     """
 
     engine: Engine
     scale: float
-    hides: bool
+    hides_tokens: bool
     compute: Compute
 
-    def run(self, given: Resolved) -> tuple[Tensor, Tensor | None]:
+    def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
         call = given.unchecked_call(self.scale)
         if given.dropout > 0:
@@ -79,7 +79,7 @@ class Plan:
             return self._compute(call)
 
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        if not self.hides:
+        if not self.hides_tokens:
             return self.compute(call)
         shown = without_unseen(call)
         if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
@@ -87,18 +87,20 @@ class Plan:
         return self.compute(shown)
 
 
-def make_plan(given: Resolved, backend: str, structure: Structure | None) -> Plan:
+def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
     """The plan of a call, checked; kept for others of its structure where it has one."""
     call = given.call()
     choice = choose(call, backend)
     engine = choice.engine
     on_meta = call.q.is_meta and backend == "auto" and not is_in_torch_dispatch_mode()
     mask = call.mask
-    hides = mask is not None and (mask.blocks is not None or not hides_nothing(mask, call.q.shape[2], call.k.shape[2]))
-    compute: Compute = Call.of_nothing if call.is_empty or on_meta else engine.run
+    hides_tokens = mask is not None and (
+        mask.blocks is not None or not hides_nothing(mask, call.q.shape[2], call.k.shape[2])
+    )
+    compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
-    plan = Plan(engine, call.scale, hides, compute)
+    plan = Plan(engine, call.scale, hides_tokens, compute)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan

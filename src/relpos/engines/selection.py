@@ -167,16 +167,16 @@ def _streaming(call: Call, kind: str) -> str | None:
     scores = batch * heads * pairs
     if kind == "cpu" and scores < LEAST and call.terms.one(LineBias) is not None:
         return _TOO_SMALL
-    border, said = _border(call)
+    border, what = _border(call)
     if kind != "cpu":
         fits = border is None or scores < SCORES_ELSEWHERE
         return f"it has not been measured faster on {kind}" if fits else None
     if border is None:
-        return f"{said}: PyTorch's own kernel is faster"
+        return f"{what}: PyTorch's own kernel is faster"
     if scores < LEAST:
         return _TOO_SMALL
     if pairs < border:
-        return f"for {said} it is faster at more tokens only"
+        return f"for {what} it is faster at more tokens only"
     return None
 
 
@@ -217,12 +217,13 @@ def _border(call: Call) -> tuple[int | None, str]:
     if not any(term.values.requires_grad for term in biases):
         masked = WINDOW if grid else LINE_FORWARD
         return (FIXED if call.mask is None else masked), "a bias that is not learned"
-    border, said = (GRID, "a learned bias on a grid") if grid else (LINE, "a learned line bias")
-    alone = call.mask is None and learned_bias.serves(call)
-    if alone and call.q.shape[0] > 1:  # whose elements share the dense bias and its gradient
+    border, what = (GRID, "a learned bias on a grid") if grid else (LINE, "a learned line bias")
+    by_groups = call.mask is None and learned_bias.serves(call)
+    if by_groups and call.q.shape[0] > 1:  # whose elements share the dense bias and its gradient
         border *= 2
-    many = not alone and batch * call.q.shape[2] * call.k.shape[2] >= MANY  # alone, a few heads at a time are dense
-    return (OF_MANY if many else border), said
+    # by groups, a few heads at a time are dense
+    many = not by_groups and batch * call.q.shape[2] * call.k.shape[2] >= MANY
+    return (OF_MANY if many else border), what
 
 
 def _adds_fixed_dense(call: Call) -> bool:

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from relpos.core.checks import at_hand
-from relpos.core.visibility import hides_nothing, seen
+from relpos.core.checks import known_value
+from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
 
 
@@ -28,7 +28,7 @@ def without_unseen(call: Call) -> Call:
         return call
     if all(_is_finite(x) for x in (call.q, call.k, call.v)):
         return call
-    rows, columns = seen(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
+    rows, columns = visible_tokens(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
     if columns.shape[1] > 1:
         columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
     return replace(call, q=_zeroed(call.q, rows), k=_zeroed(call.k, columns), v=_zeroed(call.v, columns))
@@ -37,9 +37,9 @@ def without_unseen(call: Call) -> Call:
 def _is_finite(x: Float[Tensor, "B H N D"]) -> bool:
     """Whether the sum of all squares is known to be finite; then so is every product of two rows."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    known = at_hand(x.detach(), lambda own: torch.linalg.vector_norm(own, dtype=wide).isfinite())
+    known = known_value(x.detach(), lambda own: torch.linalg.vector_norm(own, dtype=wide).isfinite())
     return bool(known)
 
 
-def _zeroed(x: Float[Tensor, "B H N D"], seen: Bool[Tensor, "#B #H N"]) -> Float[Tensor, "B H N D"]:
-    return x if at_hand(seen, torch.all) else x.masked_fill(~seen[..., None], 0)
+def _zeroed(x: Float[Tensor, "B H N D"], visible: Bool[Tensor, "#B #H N"]) -> Float[Tensor, "B H N D"]:
+    return x if known_value(visible, torch.all) else x.masked_fill(~visible[..., None], 0)

@@ -33,7 +33,7 @@ from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 AttentionKind = Literal["softmax", "linear", "flash"]
 

@@ -40,10 +40,10 @@ class LayerCache:
         Raises:
             ValueError: batch, number of heads, width, dtype or device differ from those of the cache.
         """
-        for name, x, held in (("keys", k, self.keys), ("values", v, self.values)):
+        for name, x, cached in (("keys", k, self.keys), ("values", v, self.values)):
             require_tensor(x, f"{name} for the cache", dims=4)
-            if held is not None and _kind(x) != _kind(held):
-                wanted = f"{name} for the cache like those it holds, {shape_of(held)} on {held.device}"
+            if cached is not None and _kind(x) != _kind(cached):
+                wanted = f"{name} for the cache like those it holds, {shape_of(cached)} on {cached.device}"
                 fail(wanted, f"{shape_of(x)} on {x.device}", "Start a new KeyValueCache for another batch.")
         if k.shape[2] != v.shape[2]:
             came = f"{k.shape[2]} and {v.shape[2]}"

@@ -14,8 +14,8 @@ def pair(size: int | tuple[int, int], name: str) -> tuple[int, int]:
     both = (size, size) if isinstance(size, int) else size
     if not isinstance(both, tuple | list) or len(both) != 2:
         fail(f"{name} to be one integer or (rows, columns)", shape_of(size), f"Pass {name}=16 or {name}=(16, 24).")
-    for side in both:
-        require_int(side, name, at_least=1)
+    for size in both:
+        require_int(size, name, at_least=1)
     return both[0], both[1]
 
 

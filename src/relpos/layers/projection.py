@@ -19,7 +19,7 @@ from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, req
 from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import is_mechanism
+from relpos.position.base.wrapped import is_mechanism
 
 
 class SelfAttention(nn.Module):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice
-from relpos.models.attending import AttentionChoice
+from relpos.models.attention_choice import AttentionChoice
 from relpos.models.positions import PositionChoice
 
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Mask, Positions, Sequence, Terms
 from relpos.core.checks import (
     AS_DENSE,
-    at_hand,
     fail,
     is_dense,
+    known_value,
     require_device,
     require_flag,
     require_int,
@@ -39,7 +39,7 @@ from relpos.core.checks import (
 from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attention_choice import AttentionChoice, kind_of, pattern
 from relpos.models.config import LanguageConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample
@@ -203,12 +203,12 @@ class LanguageModel(Transformer):
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """The positions of tokens in packed documents; raises if one is longer than the context."""
-        places, high = places_in(segments), min(segments.shape[1], self.context) - 1
-        last = at_hand(places, torch.max)
+        positions, high = positions_in(segments), min(segments.shape[1], self.context) - 1
+        last = known_value(positions, torch.max)
         if last is not None and last > high:
             wanted = f"documents of at most {self.context} tokens, the model's context"
             fail(wanted, f"one of {last + 1}", "Cut them, or grow the model first.")
-        return Positions(places, low=0, high=high)
+        return Positions(positions, low=0, high=high)
 
     def _check(self, tokens: object, cache: object, segments: object) -> None:
         words, weight = self.token_embed.num_embeddings, self.token_embed.weight
@@ -217,7 +217,7 @@ class LanguageModel(Transformer):
             sparse = isinstance(tokens, Tensor) and not is_dense(tokens)
             fail(wanted, shape_of(tokens), AS_DENSE if sparse else "Encode the text first; add a batch axis.")
         require_device(tokens, "tokens", weight.device, "Move the tokens or the model with .to(device).")
-        low, high = at_hand(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
+        low, high = known_value(tokens, lambda x: torch.stack(x.aminmax())) or (0, 0)
         if low < 0 or high >= words:
             fail(f"tokens from 0 to {words - 1}", f"{low} to {high}", "Build the model with a larger vocab_size.")
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
@@ -325,14 +325,14 @@ class LanguageModel(Transformer):
         return tokens
 
 
-def places_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+def positions_in(segments: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
     """For each token, the number of earlier tokens in its segment; 0 for padding."""
     ordered, order = segments.sort(dim=-1, stable=True)
     index = torch.arange(segments.shape[-1], device=segments.device).expand_as(segments)
     begins = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
     first = torch.where(begins, index, 0).cummax(dim=-1).values
-    places = torch.empty_like(index).scatter(-1, order, index - first)
-    return torch.where(segments < 0, 0, places)
+    positions = torch.empty_like(index).scatter(-1, order, index - first)
+    return torch.where(segments < 0, 0, positions)
 
 
 def _whole(x: object) -> TypeGuard[Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from relpos.core.checks import fail, shape_of
 from relpos.layers import GatedMlp, Mlp, MultiHeadAttention, PatchEmbedding
-from relpos.position.base.mechanism import position_parameters
+from relpos.position.base.wrapped import position_parameters
 
 _PARTS: dict[type[nn.Module], str] = {
     PatchEmbedding: "patch embedding",

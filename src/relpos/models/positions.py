@@ -18,14 +18,8 @@ from relpos.core import Coordinates, Terms
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.position import Mechanism, RotaryEmbedding, Site, Sum, find
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import (
-    acts_in_attention,
-    acts_on_tokens,
-    grow_part,
-    growth_of,
-    is_mechanism,
-    parts_of,
-)
+from relpos.position.base.sum import grow_part
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, growth_of, is_mechanism, parts_of
 from relpos.position.rotary import site_length
 from relpos.position.scaling import RotaryScaling
 

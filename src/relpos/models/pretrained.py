@@ -29,7 +29,7 @@ from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.models.card import model_card
 from relpos.models.config import LanguageConfig, SwinConfig, VisionConfig
 from relpos.models.loading import Header, fitting, header_of, line_of, load_weights, misfits, read_weights
-from relpos.models.settings import Arguments, as_arguments, as_json, llama_arguments
+from relpos.models.settings import ModelArguments, as_arguments, as_json, llama_arguments
 from relpos.position.base.saved_settings import is_settings, with_settings
 from relpos.version import __version__
 
@@ -52,7 +52,7 @@ class PretrainedModel(nn.Module):
 
     def __init__(self, config: VisionConfig | LanguageConfig | SwinConfig) -> None:
         super().__init__()
-        self.arguments: Arguments = as_json({one.name: getattr(config, one.name) for one in fields(config)})
+        self.arguments: ModelArguments = as_json({one.name: getattr(config, one.name) for one in fields(config)})
         self.grown: tuple[dict[str, Any], ...] = ()
 
     def save_pretrained(self, folder: str | Path, *, card: str | None = None) -> None:

@@ -60,9 +60,9 @@ def _named(patterns: Mapping[str, str], name: str) -> str:
     return name
 
 
-def _mechanisms(model: nn.Module, place: str, parameter: str, theirs: str) -> str:
-    """Our name of the mechanism's parameter under `place`; their name if there is none."""
-    names = [name for name in model.state_dict() if name.startswith(f"{place}.") and name.endswith(f".{parameter}")]
+def _mechanisms(model: nn.Module, path: str, parameter: str, theirs: str) -> str:
+    """Our name of the mechanism's parameter under `path`; their name if there is none."""
+    names = [name for name in model.state_dict() if name.startswith(f"{path}.") and name.endswith(f".{parameter}")]
     return names[0] if len(names) == 1 else theirs
 
 

@@ -14,13 +14,13 @@ from relpos.models.llama_rotation import llama_rotation
 from relpos.models.positions import RotaryChoice
 from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
 
-Arguments = dict[str, Any]
+ModelArguments = dict[str, Any]
 """Arguments of a model by name, as plain values."""
 _SCALINGS = {one.__name__: one for one in (DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN)}
 _ROTARY = RotaryChoice.__name__
 
 
-def as_json(given: Mapping[str, Any]) -> Arguments:
+def as_json(given: Mapping[str, Any]) -> ModelArguments:
     """The arguments of a model, as plain values."""
     return {name: _plain(value) for name, value in given.items()}
 
@@ -39,7 +39,7 @@ def _plain(value: Any) -> Any:
     return {"function": getattr(value, "__name__", type(value).__name__)} if callable(value) else value
 
 
-def as_arguments(plain: Mapping[str, Any]) -> Arguments:
+def as_arguments(plain: Mapping[str, Any]) -> ModelArguments:
     """Plain values as a constructor takes them: lists are tuples."""
     arguments = {name: _tuples(value) for name, value in plain.items()}
     if isinstance(position := arguments.get("position"), dict):
@@ -63,7 +63,7 @@ def _rotary(plain: Mapping[str, Any]) -> RotaryChoice:
     return RotaryChoice(**settings, scaling=scaling)
 
 
-def llama_arguments(config: Mapping[str, Any]) -> Arguments:
+def llama_arguments(config: Mapping[str, Any]) -> ModelArguments:
     """The arguments of the `LanguageModel` equal to the Llama of a transformers configuration.
 
     Raises:
@@ -106,14 +106,14 @@ _NOT_IN_SHAPES = (
 """Arguments that change the result but not the shapes of weights."""
 
 
-def unlike(own: Arguments, theirs: Arguments) -> list[str]:
+def unlike(own: ModelArguments, theirs: ModelArguments) -> list[str]:
     """The arguments of `_NOT_IN_SHAPES` in which two models differ, each in a few words."""
     ours, others = _usual(own), _usual(theirs)
     shared = [name for name in _NOT_IN_SHAPES if name in ours and name in others]
     return [f"{name} {others[name]!r}, not {ours[name]!r}" for name in shared if ours[name] != others[name]]
 
 
-def _usual(arguments: Arguments) -> Arguments:
+def _usual(arguments: ModelArguments) -> ModelArguments:
     """Arguments with defaults filled in, and equal rotations written equally."""
     found = dict(arguments)
     if found.get("num_kv_heads") is None and "num_kv_heads" in found:

@@ -9,10 +9,10 @@ batch: a block is the plain `TransformerBlock` on them, and position is that of 
     1         pre-norm                 1/sqrt(D)   relative_2d, a table    norm, then projection
     2         residual post-norm       cosine      log_cpb, a network      projection, then norm
 
-A side shorter than the window is one window, without a shift. Tokens that a shift joins from opposite edges are masked
-from each other; timm adds -100, which is the same unless scores differ by about as much. If windows do not divide the
-tokens, padding is masked; timm attends to it, so its numbers differ there. Linear layers have PyTorch's initialization.
-The post-norms of version 2 start at 0, as published, so that its blocks start as the identity.
+A height or width below the window's is one window, without a shift. Tokens that a shift joins from opposite edges are
+masked from each other; timm adds -100, which is the same unless scores differ by about as much. If windows do not
+divide the tokens, padding is masked; timm attends to it, so its numbers differ there. Linear layers have PyTorch's
+initialization. The post-norms of version 2 start at 0, as published, so that its blocks start as the identity.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
 from relpos.position.base.tables import require_std
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 _OWN = {1: "relative_2d", 2: "log_cpb"}
 """The published position of each version."""
@@ -58,7 +58,7 @@ class SwinTransformer(PretrainedModel):
         embed_dim: width of a token in the first stage, E; every stage doubles it.
         depths: blocks of each stage.
         num_heads: heads of each stage.
-        window_size: tokens along the sides of a window, one number or (rows, columns).
+        window_size: tokens along the edges of a window, one number or (rows, columns).
         version: 1 or 2.
         position: "own" for the version's, or as in `VisionTransformer`. In attention it is within a window; on tokens
             it is among all patches.
@@ -193,10 +193,10 @@ class SwinTransformer(PretrainedModel):
 
     @property
     def windows(self) -> list[Grid]:
-        """The coordinates of a window's tokens in each stage; a side is at most the image's."""
+        """The coordinates of a window's tokens in each stage; none is larger than the image."""
         sizes, found = self.patch_embed.grid_size, []
         for _ in self.stages:
-            found.append(Grid(*(min(side, own) for side, own in zip(sizes, self.window_size, strict=True))))
+            found.append(Grid(*(min(pair) for pair in zip(sizes, self.window_size, strict=True))))
             sizes = ((sizes[0] + 1) // 2, (sizes[1] + 1) // 2)
         return found
 
@@ -269,8 +269,8 @@ class SwinStage(nn.Module):
     ) -> Float[Tensor, "B _ _ F"]:
         x = x if self.merging is None else self.merging(x)
         grid = Grid(*x.shape[1:3])
-        size = tuple(min(sides) for sides in zip(grid.sizes, window.sizes, strict=True))
-        half = tuple(0 if side <= own else own // 2 for side, own in zip(grid.sizes, size, strict=True))
+        size = tuple(min(pair) for pair in zip(grid.sizes, window.sizes, strict=True))
+        half = tuple(0 if whole <= edge else edge // 2 for whole, edge in zip(grid.sizes, size, strict=True))
         for layer, (block, terms) in enumerate(zip(self.blocks, terms_of(Grid(*size)), strict=True)):
             shift = half if layer % 2 else 0
             tokens, mask = partition(x, size, shift)
@@ -279,7 +279,7 @@ class SwinStage(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Merge 2 x 2 neighbouring tokens into one of another width; an odd side is padded with zeros.
+    """Merge 2 x 2 neighbouring tokens into one of another width; an odd height or width is padded with zeros.
 
     Args:
         dim, out_dim: width of a token before and after.

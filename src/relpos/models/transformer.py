@@ -16,7 +16,7 @@ from relpos.core import Coordinates, Mask, Terms
 from relpos.core.checks import NO_OTHER, require_choice, require_int, require_probability
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
-from relpos.models.attending import ATTENTIONS, AttentionChoice
+from relpos.models.attention_choice import ATTENTIONS, AttentionChoice
 from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel

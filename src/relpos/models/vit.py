@@ -22,7 +22,7 @@ from relpos.layers import PatchEmbedding
 from relpos.layers.block import BlockConfig
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
 from relpos.layers.patch import pair
-from relpos.models.attending import AttentionChoice, kind_of, pattern
+from relpos.models.attention_choice import AttentionChoice, kind_of, pattern
 from relpos.models.config import VisionConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.transformer import Transformer
@@ -40,8 +40,8 @@ class VisionTransformer(Transformer):
         global_pool: "token" (the class token), "avg" or "max" over the patches.
         fc_norm: True applies the last norm after pooling, as timm does for "avg"; False to every token.
         init_values: initial value of the blocks' `LayerScale`, as in DeiT III; None for no `LayerScale`.
-        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attending.py`. "local" and "sparse" do
-            not allow prefix tokens.
+        attention: "full", "local", "sparse", "linear" or "flash"; see `models/attention_choice.py`. "local" and
+            "sparse" do not allow prefix tokens.
         class_token: whether to add a class token.
         reg_tokens: further prefix tokens without a position (registers).
         distilled: whether to add a distillation token with its own head after the class token, as in DeiT; the scores

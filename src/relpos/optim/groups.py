@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from relpos.core.checks import fail, require_number, shape_of
-from relpos.position.base.mechanism import position_parameters
+from relpos.position.base.wrapped import position_parameters
 
 _NOT_DECAYED = ("prefix_tokens", "cls_token", "reg_token", "dist_token", "logit_scale")
 

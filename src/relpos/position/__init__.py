@@ -1,11 +1,12 @@
 """Position mechanisms, one a file. They make terms; they never see queries, keys or engines."""
 
 from relpos.position.alibi import ALiBi, alibi_slopes
-from relpos.position.base.mechanism import Mechanism, Sum
+from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.offset_bias import OffsetBias
 from relpos.position.base.preset import Preset, create_position, find, presets
 from relpos.position.base.scope import decoding, reading_once
 from relpos.position.base.site import Site
+from relpos.position.base.sum import Sum
 from relpos.position.clipped import ClippedBias
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition

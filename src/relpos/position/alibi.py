@@ -121,9 +121,9 @@ class ALiBi(OffsetBias):
         axes = {"num_axes": site.queries.axes} if distance == "axes" else {}
         return cls(site.num_heads, distance=distance, learned=learned, **axes)
 
-    def _settings_here(self) -> Settings:
+    def _own_settings(self) -> Settings:
         slopes = {} if self.learned else {"slopes": plain(self.slopes)}
-        return {**super()._settings_here(), **slopes}
+        return {**super()._own_settings(), **slopes}
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         steps = offsets.axes.double().abs()

@@ -1,8 +1,8 @@
 """CoPE: contextual positions, which count gates that depend on content, instead of tokens.
 
     gate[i, t]     = sigmoid(<q[i], k[t]> / sqrt(D))                       0 where i may not see t
-    place[i, j]    = sum of gate[i, t] over keys t from j to the last, at most P - 1
-    score[h, i, j] += <q[i], e[place[i, j]]>, linear between the two whole positions next to it
+    position[i, j]    = sum of gate[i, t] over keys t from j to the last, at most P - 1
+    score[h, i, j] += <q[i], e[position[i, j]]>, linear between the two whole positions next to it
 
 So a head can count words or sentences. e are P vectors of a head's width, the same for all heads; the second product
 is unscaled and the gates always have 1/sqrt(D), as published. Under a causal mask the sum ends at the query; without
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, RowRule, Terms, at_least_float32, lookup, require_sides
+from relpos.core import Coordinates, RowRule, Terms, at_least_float32, lookup, require_queries_and_keys
 from relpos.core.checks import require_int
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
@@ -75,7 +75,7 @@ class CoPE(Mechanism):
         return cls(site.head_dim, init_std=site.init_std)
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        require_sides(queries, keys)
+        require_queries_and_keys(queries, keys)
         return Terms(RowRule(_rule, (at_least_float32(self.pos_emb),), width=self.pos_emb.shape[1]))
 
 
@@ -87,13 +87,16 @@ def _rule(
     vectors: Float[Tensor, "P D"],
 ) -> Float[Tensor, "B H n M"]:
     gates = torch.where(allowed, (q @ k.mT / math.sqrt(q.shape[-1])).sigmoid(), 0.0)
-    places = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=vectors.shape[0] - 1)
-    below = places.detach().floor()
-    met = q @ vectors.to(q.dtype).T
-    pairs = torch.stack([met, F.pad(met[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a position and the next
-    first = torch.arange(pairs.shape[0] // met.shape[-1], device=q.device).view(*met.shape[:-1], 1) * met.shape[-1]
+    positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=vectors.shape[0] - 1)
+    below = positions.detach().floor()
+    products = q @ vectors.to(q.dtype).T
+    pairs = torch.stack([products, F.pad(products[..., 1:], (0, 1))], dim=-1).flatten(0, 3)  # a position and the next
+    first = (
+        torch.arange(pairs.shape[0] // products.shape[-1], device=q.device).view(*products.shape[:-1], 1)
+        * products.shape[-1]
+    )
     lower, upper = lookup(pairs, first + below.long()).unbind(-1)
-    return torch.lerp(lower, upper, places - below)
+    return torch.lerp(lower, upper, positions - below)
 
 
 PRESETS = [

@@ -37,7 +37,7 @@ from relpos.core import (
     axis_lines,
     require_coordinates,
 )
-from relpos.core.cache import keep
+from relpos.core.cache import cached
 from relpos.core.checks import fail, require_int, without_autocast
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
@@ -128,17 +128,17 @@ class DecomposedPosition(Mechanism):
 
         if queries.count + keys.count > _FEW_CELLS:
             return make()
-        return keep(self, (queries, keys, device), device, make)
+        return cached(self, (queries, keys, device), device, make)
 
     def _fitted(self, vectors: Float[Tensor, "R D"], rows: int) -> Float[Tensor, "1 R2 D"]:
         """The table, interpolated to `rows` rows as a product, so that its gradient is a sum in a fixed order."""
         have = vectors.shape[0]
         if have == rows:
             return vectors[None]
-        unit = 2 * rows  # places in whole numbers, so that weights are rounded once
+        unit = 2 * rows  # positions in whole numbers, so that weights are rounded once
         wanted = torch.arange(rows, device=vectors.device)
-        place = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
-        apart = (place[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
+        centre = ((2 * wanted + 1) * have - rows).clamp(0, (have - 1) * unit)
+        apart = (centre[:, None] - unit * torch.arange(have, device=vectors.device)).abs()
         weights = (unit - apart).clamp(min=0).to(vectors.dtype) / unit
         with without_autocast(self.device):
             return (weights @ vectors)[None]

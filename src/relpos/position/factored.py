@@ -110,10 +110,10 @@ class FactoredBias(OffsetBias):
         assert total is not None
         return total.T
 
-    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+    def _accepted(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return super()._as_seen(queries, keys)
+        return super()._accepted(queries, keys)
 
     def resize(self, size: tuple[int, ...]) -> FactoredBias:
         """A copy with each table interpolated linearly to another window.

@@ -100,16 +100,16 @@ class FIREBias(Mechanism):
         reach = at_least_float32(self.multiplier).abs() * self.threshold
         network = (x for layer in (self.mlp[0], self.mlp[2]) for x in (layer.weight, layer.bias))
         learned = (at_least_float32(self.c).abs(), reach, *(at_least_float32(x) for x in network))  # type: ignore[arg-type]
-        return Terms(RowRule(_rule, (*_places(queries, self.device), *_places(keys, self.device), *learned)))
+        return Terms(RowRule(_rule, (*_positions(queries, self.device), *_positions(keys, self.device), *learned)))
 
 
-def _places(side: Coordinates, device: torch.device) -> tuple[Int[Tensor, "_ N"], Bool[Tensor, " N"]]:
+def _positions(coordinates: Coordinates, device: torch.device) -> tuple[Int[Tensor, "_ N"], Bool[Tensor, " N"]]:
     """The position of every token, 0 for a prefix, and whether it has one."""
-    places = side.raster().tokens(device)[..., 0]
-    if places.is_floating_point():
+    positions = coordinates.raster().tokens(device)[..., 0]
+    if positions.is_floating_point():
         fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")
-    places = F.pad(places if places.dim() == 2 else places[None], (side.prefix, 0))
-    return places, torch.arange(places.shape[1], device=device) >= side.prefix
+    positions = F.pad(positions if positions.dim() == 2 else positions[None], (coordinates.prefix, 0))
+    return positions, torch.arange(positions.shape[1], device=device) >= coordinates.prefix
 
 
 def _rule(
@@ -119,9 +119,9 @@ def _rule(
     c, threshold, in_weight, in_bias, out_weight, out_bias = (
         at_least_float32(x) for x in (c, threshold, in_weight, in_bias, out_weight, out_bias)
     )
-    place = query[:, rows, None]
-    distance = (place - key[:, None, :]).abs().to(c.dtype)
-    reach = torch.maximum(place.to(c.dtype), threshold)
+    position = query[:, rows, None]
+    distance = (position - key[:, None, :]).abs().to(c.dtype)
+    reach = torch.maximum(position.to(c.dtype), threshold)
     share = (c * distance).log1p() / ((c * reach).log1p() + EPS)
     hidden = F.relu(share[..., None] * in_weight[:, 0] + in_bias)
     bias = hidden @ out_weight.T + out_bias

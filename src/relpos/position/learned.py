@@ -2,7 +2,7 @@
 
     x[n] = x[n] + pos_embed[n]
 
-Parameter `pos_embed`, `[1, prefix + places, E]`, as timm's ViT has it; the prefix tokens have vectors of their own,
+Parameter `pos_embed`, `[1, prefix + positions, E]`, as timm's ViT has it; the prefix tokens have vectors of their own,
 first.
 Source: Gehring et al. 2017 (sequences); Dosovitskiy et al. 2021, section 3.1 and appendix D.4 (grids, and that fixing a
 raster order costs nothing). Another grid needs `resize`: bicubic with antialiasing in float32, as timm's
@@ -127,26 +127,26 @@ class LearnedPositionEmbedding(Mechanism):
             if coordinates.sizes != self.sizes:
                 fail(f"a grid of {self.sizes}", str(coordinates.sizes), "Resize it first: mechanism.resize(sizes).")
             return self.pos_embed
-        places = coordinates.raster()
-        low, high = places.low[0], places.high[0]
+        raster = coordinates.raster()
+        low, high = raster.low[0], raster.high[0]
         if self.is_grid or low < 0 or high >= self.sizes[0]:
             built = f"a grid of {self.sizes}" if self.is_grid else f"positions 0 to {self.sizes[0] - 1}"
             came = repr(coordinates) if self.is_grid else f"positions {low} to {high}"
-            declared = isinstance(places, Positions) and not self.is_grid  # which may be more than what occurs
+            declared = isinstance(raster, Positions) and not self.is_grid  # which may be more than what occurs
             remedy = "Narrow low and high to what occurs, or resize it" if declared else "Resize it first"
             fail(built, came, f"{remedy}: mechanism.resize(size).")
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
-        if isinstance(places, Positions):
-            if places.values.is_floating_point():
+        if isinstance(raster, Positions):
+            if raster.values.is_floating_point():
                 fail(
                     "integer coordinates",
-                    repr(places),
+                    repr(raster),
                     "Between two there is no learned vector: number the tokens.",
                 )
-            tokens = places.tokens(self.device)[..., 0].long()
+            tokens = raster.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
             return torch.cat([prefix.expand(chosen.shape[0], -1, -1), chosen], dim=1)
-        return torch.cat([prefix, rest[:, low : low + places.length]], dim=1)  # of a Sequence, which may have no places
+        return torch.cat([prefix, rest[:, low : low + raster.length]], dim=1)  # of a Sequence, which may be empty
 
     def resize(self, size: int | tuple[int, ...]) -> LearnedPositionEmbedding:
         """A copy for another grid (bicubic, antialiased) or sequence length (linear); prefix vectors are kept.

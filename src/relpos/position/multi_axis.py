@@ -1,6 +1,6 @@
 """Multimodal rotary positions (M-RoPE): one rotation for text, images and video, by time, row and column.
 
-    angle[p] = place[axis(p)] * w[p],    w[p] = base ** (-p / P),    P pairs in all
+    angle[p] = position[axis(p)] * w[p],    w[p] = base ** (-p / P),    P pairs in all
 
 The P frequencies are those of a rotation along one axis, and each pair follows one of the three coordinates. `sections`
 says how many follow time, rows and columns, `order` which:
@@ -31,7 +31,7 @@ from torch import Tensor
 from relpos.core import Coordinates, Rotation, Terms, constant, require_coordinates
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
-from relpos.position.base.angles import frequencies, places
+from relpos.position.base.angles import frequencies, positions
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
@@ -106,7 +106,7 @@ class MultimodalRotary(Mechanism):
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes > 3:
             fail("coordinates with 1 to 3 axes", repr(coordinates), "They are a position, or (time, row, column).")
-        own = places(coordinates, self.device)
+        own = positions(coordinates, self.device)
         if coordinates.axes == 1:
             own = own.expand(-1, -1, 3)
         elif coordinates.axes == 2:

@@ -35,7 +35,7 @@ from relpos.core import (
     at_least_float32,
     expand,
     lines,
-    require_sides,
+    require_queries_and_keys,
 )
 from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.position.base.preset import Preset
@@ -44,7 +44,7 @@ from relpos.position.base.site import Site
 from relpos.position.base.table_bias import TableBias
 from relpos.position.base.tables import (
     covering,
-    geometric_places,
+    geometric_positions,
     read_between,
     require_std,
     require_within,
@@ -138,7 +138,7 @@ class RelativePositionBias(TableBias):
     """
 
     growth = ("interpolated", "clipped")
-    _answers_for_prefix = True
+    _covers_prefix = True
     _expects_entry = False  # weights of Swin and BEiT, which have none, fit as they are
     axes: ClassVar[int | None] = None
 
@@ -222,7 +222,7 @@ class RelativePositionBias(TableBias):
             else Grid(*self.sizes, prefix=self.prefix)
         )
 
-    def _settings_here(self) -> Settings:
+    def _own_settings(self) -> Settings:
         return {} if self.bias_type == "1d" else {"window_size": plain(self.sizes)}
 
     def _has_entry(self) -> bool:
@@ -273,13 +273,13 @@ class RelativePositionBias(TableBias):
 
     def __init_subclass__(cls, **arguments: object) -> None:
         super().__init_subclass__(**arguments)
-        cls._answers_for_prefix = cls.prefix_bias is RelativePositionBias.prefix_bias
+        cls._covers_prefix = cls.prefix_bias is RelativePositionBias.prefix_bias
 
     def prefix_bias(self) -> Float[Tensor, "H 3"] | None:
         return at_least_float32(self.relative_position_bias_table)[-3:].T if self.prefix else None
 
-    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
-        require_sides(queries, keys)
+    def _accepted(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+        require_queries_and_keys(queries, keys)
         if self.bias_type == "1d":
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         for coordinates in (queries, queries if keys is None else keys):
@@ -293,7 +293,7 @@ class RelativePositionBias(TableBias):
                 )
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
-        return super()._as_seen(queries, keys)
+        return super()._accepted(queries, keys)
 
     def forward(self) -> Float[Tensor, "H N N"]:  # type: ignore[override]  # as in Swin's module of this name
         """The dense bias of the window the table was built for, prefix first."""
@@ -310,7 +310,7 @@ class RelativePositionBias(TableBias):
             size: the new window, or length.
             mode: "bicubic" (in 1-D linear) stretches the 2W - 1 offsets as a whole, as Swin does when it changes
                 resolution and timm in `resize_rel_pos_bias_table_simple`. "geometric" stretches far offsets more than
-                near ones, as BEiT does: see `geometric_places`. Between them it is linear, as in timm's
+                near ones, as BEiT does: see `geometric_positions`. Between them it is linear, as in timm's
                 `resize_rel_pos_bias_table`; BEiT's own script has cubic splines there.
 
         Raises:
@@ -329,7 +329,7 @@ class RelativePositionBias(TableBias):
         image = at_least_float32(table[:count]).T.unflatten(1, self.table_sizes)[None]
         if mode == "geometric":
             for axis, (old, new) in enumerate(zip(self.sizes, resized.sizes, strict=True)):
-                image = read_between(image, 2 + axis, geometric_places(old, new), new)
+                image = read_between(image, 2 + axis, geometric_positions(old, new), new)
         elif self.bias_type == "2d":
             image = F.interpolate(image, size=resized.table_sizes, mode="bicubic")
         else:

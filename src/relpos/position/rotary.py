@@ -1,8 +1,8 @@
 """Rotary positions: queries and keys are rotated by an angle proportional to their position, in pairs of dimensions.
 
-    score[h, i, j] = scale * <R(place[i]) q[i], R(place[j]) k[j]>  =  a function of q, k and place[i] - place[j]
+    score[h, i, j] = scale * <R(x[i]) q[i], R(x[j]) k[j]>  =  a function of q, k and x[i] - x[j],  x the position
 
-Pair p rotates by place * w[p], w[p] = base ** (-p / P), P pairs per axis. On a grid ("axial") the rotated width is
+Pair p rotates by position * w[p], w[p] = base ** (-p / P), P pairs per axis. On a grid ("axial") the rotated width is
 divided between the axes: the first pairs rotate with the row, the next with the column. Prefix tokens are not rotated.
 With `rotary_dim` below the head's width the rest passes through (GPT-NeoX's `rotary_pct`). No parameters.
 
@@ -35,18 +35,18 @@ from relpos.core import (
     Rotation,
     Sequence,
     Terms,
+    cached,
+    caches_constants,
     constant,
-    keep,
-    keeps,
-    may_keep,
-    passing,
+    may_cache,
     require_coordinates,
+    uncached_constant,
 )
 from relpos.core.cache import FEW_BYTES
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
 from relpos.core.terms.of_content import fixed
-from relpos.position.base.angles import frequencies, places
+from relpos.position.base.angles import frequencies, positions
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
 from relpos.position.base.saved_settings import Settings, plain
@@ -63,7 +63,7 @@ from relpos.position.scaling import (
 )
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
-_KEPT = (256, 2048, 8192)
+_CACHED_LENGTHS = (256, 2048, 8192)
 """Lengths of the sequences whose angles are cached; shorter ones are a part of these."""
 RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 """What a rotation along one axis can do beyond its trained length."""
@@ -77,8 +77,8 @@ def context_length(*coordinates: Coordinates) -> int:
 class RotaryEmbedding(Mechanism):
     """RoPE: rotation of queries and keys by their position.
 
-    `score = scale * <R(i) q[i], R(j) k[j]>`: pair p of P rotates by `place * base ** (-p / P)`. Any length; prefix
-    tokens are not rotated, so that a score between one of them and a token depends on the token's absolute place.
+    `score = scale * <R(i) q[i], R(j) k[j]>`: pair p of P rotates by `position * base ** (-p / P)`. Any length; prefix
+    tokens are not rotated, so that a score between one of them and a token depends on the token's absolute position.
     It has no parameters.
 
     Source: Su et al. 2021 (RoFormer), section 3.2; on grids Heo et al. 2024, section 3, "axial".
@@ -216,14 +216,14 @@ class RotaryEmbedding(Mechanism):
             return frequencies(pairs, self.base), 1.0
         return self.scaling(self.base, pairs, length)
 
-    def _bands_here(self, length: int) -> Float[Tensor, " P"]:
+    def _bands_on_device(self, length: int) -> Float[Tensor, " P"]:
         """The frequencies on its device, float64. Those that depend on the length are neither cached nor copied."""
-        if isinstance(self.scaling, DynamicNTK) and keeps(self.device):
+        if isinstance(self.scaling, DynamicNTK) and caches_constants(self.device):
             pairs = self.rotary_dim // (2 * self.axes)
             exponents = constant(tuple(-p / pairs for p in range(pairs)), torch.float64, self.device)
             return torch.pow(self.scaling.larger_base(self.base, pairs, length), exponents)
         few = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        return (constant if few else passing)(self.bands(length)[0], torch.float64, self.device)
+        return (constant if few else uncached_constant)(self.bands(length)[0], torch.float64, self.device)
 
     def angles(self, coordinates: Coordinates, length: int | None = None) -> Float[Tensor, "_ 1 N P"]:
         """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache.
@@ -233,42 +233,42 @@ class RotaryEmbedding(Mechanism):
             length: of the context, for scalings that depend on it; by default up to the largest of these positions.
                 Keys for a cache also need `magnitude=own.bands(length)[1]` and `width=own.head_dim`.
         """
-        own = self._own(coordinates, "coordinates")
+        own = self._checked(coordinates, "coordinates")
         length = context_length(own) if length is None else length
-        return (places(own, self.device)[..., None] * self._bands_here(length)).flatten(2)[:, None]
+        return (positions(own, self.device)[..., None] * self._bands_on_device(length)).flatten(2)[:, None]
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        sides = [self._own(queries, "queries")] + ([] if keys is None else [self._own(keys, "keys")])
-        length = context_length(*sides)
-        if not self._keeps or length > _KEPT[-1] or any(isinstance(side, Positions) for side in sides):
-            return Terms(self._rotation(sides, length))
+        both = [self._checked(queries, "queries")] + ([] if keys is None else [self._checked(keys, "keys")])
+        length = context_length(*both)
+        if not self._is_cacheable or length > _CACHED_LENGTHS[-1] or any(isinstance(one, Positions) for one in both):
+            return Terms(self._rotation(both, length))
         bands = None if self.scaling is None else self.bands(length)
-        if all(isinstance(side, Sequence) and side.start >= side.prefix == 0 for side in sides):
-            longest = Sequence(next(count for count in _KEPT if count >= length))
-            whole = keep(
+        if all(isinstance(one, Sequence) and one.start >= one.prefix == 0 for one in both):
+            longest = Sequence(next(count for count in _CACHED_LENGTHS if count >= length))
+            whole = cached(
                 self, (longest, bands, self.device), self.device, lambda: fixed(self._rotation([longest], length))
             )
-            return Terms(whole.narrow(*(slice(side.low[0], side.high[0] + 1) for side in (sides[0], sides[-1]))))
-        few = all(4 * side.count * self.rotary_dim <= FEW_BYTES for side in sides)
-        if not few or any(isinstance(side, Sequence) and side.start for side in sides):  # which comes once
-            return Terms(self._rotation(sides, length))
-        key = (*sides, bands, self.device)
-        return Terms(keep(self, key, self.device, lambda: fixed(self._rotation(sides, length))))
+            return Terms(whole.narrow(*(slice(one.low[0], one.high[0] + 1) for one in (both[0], both[-1]))))
+        few = all(4 * one.count * self.rotary_dim <= FEW_BYTES for one in both)
+        if not few or any(isinstance(one, Sequence) and one.start for one in both):  # which comes once
+            return Terms(self._rotation(both, length))
+        key = (*both, bands, self.device)
+        return Terms(cached(self, key, self.device, lambda: fixed(self._rotation(both, length))))
 
     @property
-    def _keeps(self) -> bool:
+    def _is_cacheable(self) -> bool:
         """Whether its angles depend on coordinates and settings alone (not for some scalings and subclasses)."""
         plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        names = ("angles", "bands", "_bands_here")
+        names = ("angles", "bands", "_bands_on_device")
         own = all(getattr(type(self), name) is getattr(RotaryEmbedding, name) for name in names)
-        return plain and own and may_keep(self.device)
+        return plain and own and may_cache(self.device)
 
-    def _rotation(self, sides: list[Coordinates], length: int) -> Rotation:
-        turns = [self.angles(side, length) for side in sides]
+    def _rotation(self, both: list[Coordinates], length: int) -> Rotation:
+        turns = [self.angles(one, length) for one in both]
         magnitude = self.bands(length)[1]
         return Rotation(turns[0], turns[-1], layout=self.layout, magnitude=magnitude, width=self.head_dim)
 
-    def _own(self, coordinates: Coordinates, name: str) -> Coordinates:
+    def _checked(self, coordinates: Coordinates, name: str) -> Coordinates:
         """The coordinates as it sees them."""
         require_coordinates(coordinates, name)
         own = coordinates.raster() if self.axes == 1 else coordinates
@@ -279,8 +279,8 @@ class RotaryEmbedding(Mechanism):
 
 def site_length(site: Site) -> int:
     """The context length of a site in tokens, in raster order, without the prefix."""
-    sides = (site.queries,) if site.keys is None else (site.queries, site.keys)
-    return context_length(*(side.raster() for side in sides))
+    both = (site.queries,) if site.keys is None else (site.queries, site.keys)
+    return context_length(*(one.raster() for one in both))
 
 
 def stretched(name: str, title: str, beyond: Beyond, how: str, source: str) -> Preset:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from relpos.core import Coordinates, Rotation, Terms, at_least_float32, require_coordinates
 from relpos.core.checks import fail, require_int, require_number
 from relpos.core.rotation import require_layout
-from relpos.position.base.angles import frequencies, places
+from relpos.position.base.angles import frequencies, positions
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
@@ -96,7 +96,7 @@ class RotaryMixed(Mechanism):
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes != 2:
             fail("coordinates with 2 axes", repr(coordinates), "Write Grid(rows, columns).")
-        cells = places(coordinates, self.device)[:, None, :, :, None]
+        cells = positions(coordinates, self.device)[:, None, :, :, None]
         pace = at_least_float32(self.frequencies).double()[:, None, :, None]
         return cells[..., 0, :] * pace[0] + cells[..., 1, :] * pace[1]
 

@@ -73,9 +73,9 @@ class Sandwich(OffsetBias):
         return self._at(torch.zeros(3, 1, dtype=torch.float64, device=self.device))
 
     def _at(self, steps: Float[Tensor, "L 1"]) -> Float[Tensor, "H L"]:
-        ripple = turned(steps, frequencies(self.width // 2, self.base)).cos().sum(dim=(1, 2))
+        cosines = turned(steps, frequencies(self.width // 2, self.base)).cos().sum(dim=(1, 2))
         ratio = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device=steps.device) * 8 / self.num_heads
-        return (ripple / ratio[:, None]).float()
+        return (cosines / ratio[:, None]).float()
 
 
 PRESETS = [

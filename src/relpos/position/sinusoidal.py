@@ -1,6 +1,6 @@
 """Sinusoidal absolute positions: sines and cosines of the position, added to the tokens before the first layer.
 
-    x[n] = x[n] + [sin(place[n] * w[p]), cos(place[n] * w[p])],        w[p] = base ** (-p / P)
+    x[n] = x[n] + [sin(position[n] * w[p]), cos(position[n] * w[p])],        w[p] = base ** (-p / P)
 
 A sequence has P = E / 2 frequencies; a grid divides the width between its axes, P = E / (2 A) each, rows first. Prefix
 tokens have no position and get nothing. No parameters.
@@ -94,12 +94,12 @@ class SinusoidalPositionEmbedding(Mechanism):
     def vectors(self, coordinates: Coordinates) -> Float[Tensor, "_ N E"]:
         """The vectors to add, in float64, with a batch axis of 1 or B."""
         require_coordinates(coordinates, "coordinates")
-        places = coordinates.raster() if self.axes == 1 else coordinates
-        if places.axes != self.axes:
+        tokens = coordinates.raster() if self.axes == 1 else coordinates
+        if tokens.axes != self.axes:
             fail(f"coordinates with {self.axes} axes", repr(coordinates), "Build it with axes= as many.")
         bands = frequencies(self.embed_dim // (2 * self.axes), self.base)
-        vectors = waves(angles(places, bands, self.device), self.layout)
-        return torch.cat([torch.zeros_like(vectors[:, : places.prefix]), vectors[:, places.prefix :]], dim=1)
+        vectors = waves(angles(tokens, bands, self.device), self.layout)
+        return torch.cat([torch.zeros_like(vectors[:, : tokens.prefix]), vectors[:, tokens.prefix :]], dim=1)
 
 
 PRESETS = [

@@ -134,7 +134,7 @@ class T5Bias(TableBias):
     def _settings(self) -> Hashable:
         return self._edges, self.bidirectional
 
-    def _beside(self) -> tuple[Term, ...]:
+    def _extra_terms(self) -> tuple[Term, ...]:
         return () if self.scaled else (_UNSCALED,)
 
 

@@ -106,8 +106,8 @@ class TransformerXLPosition(Mechanism):
             vectors = waves(turned(distance, bands), self.layout).to(weight.dtype) @ weight.T
         heads, width = self.u.shape
         by_head = torch.unflatten(vectors, -1, (heads, width)).transpose(0, 1)
-        met = LineVectors(by_head, None, line, side="query", bias=at_least_float32(self.v))
-        return Terms(QueryBias(at_least_float32(self.u)), met)
+        query_vectors = LineVectors(by_head, None, line, side="query", bias=at_least_float32(self.v))
+        return Terms(QueryBias(at_least_float32(self.u)), query_vectors)
 
 
 PRESETS = [

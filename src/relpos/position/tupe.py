@@ -65,7 +65,7 @@ class TUPEPosition(Mechanism):
         init_std: standard deviation that the vectors start from; 0 for zeros.
 
     Attributes:
-        places: the vectors, `places.pos_embed` `[1, 2 + places, E]`, of which the first two are t_1 and t_2.
+        places: the vectors, `places.pos_embed` `[1, 2 + positions, E]`, of which the first two are t_1 and t_2.
         norm: the LayerNorm over E.
         pos_query: U_Q, `[E -> H D]`.
         pos_key: U_K, `[E -> H D]`.
@@ -109,12 +109,12 @@ class TUPEPosition(Mechanism):
         widths = (site.num_heads, site.head_dim, site.embed_dim)
         if isinstance(site.queries, Grid):
             return cls(*widths, grid_size=site.queries.sizes, init_std=site.init_std)
-        sides = [site.queries] if site.keys is None else [site.queries, site.keys]
-        return cls(*widths, seq_len=max(side.raster().high[0] for side in sides) + 1, init_std=site.init_std)
+        both = [site.queries] if site.keys is None else [site.queries, site.keys]
+        return cls(*widths, seq_len=max(one.raster().high[0] for one in both) + 1, init_std=site.init_std)
 
     def _arguments(self) -> dict[str, Any]:
-        places = self.places._arguments()
-        of_places = {name: places[name] for name in ("embed_dim", "seq_len", "grid_size", "init_std")}
+        built_with = self.places._arguments()
+        of_places = {name: built_with[name] for name in ("embed_dim", "seq_len", "grid_size", "init_std")}
         return {**super()._arguments(), **of_places}
 
     @property
@@ -140,12 +140,12 @@ class TUPEPosition(Mechanism):
         with without_autocast(self.device):
             return terms + LineBias(spread(by_kind, line.offsets()), line)
 
-    def _projected(self, projection: nn.Linear, side: Coordinates) -> Float[Tensor, "_ H N D"]:
-        """One side of the product, for t_1, t_2 and every position. Each side has the square root of 1/sqrt(2 D)."""
+    def _projected(self, projection: nn.Linear, coordinates: Coordinates) -> Float[Tensor, "_ H N D"]:
+        """One factor of the product, for t_1, t_2 and every position. Each has the square root of 1/sqrt(2 D)."""
         with without_autocast(self.device):
             vectors, norm, weight, bias = (
                 at_least_float32(x)
-                for x in (self.places.vectors(side), self.norm.weight, projection.weight, projection.bias)
+                for x in (self.places.vectors(coordinates), self.norm.weight, projection.weight, projection.bias)
             )
             normed = F.layer_norm(vectors, norm.shape, norm, at_least_float32(self.norm.bias), self.norm.eps)
             made = (normed @ weight.T + bias) * (2 * self.head_dim) ** -0.25

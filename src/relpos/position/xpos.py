@@ -7,10 +7,10 @@
 so pair p of a score is multiplied by z[p] ** ((i - j) / scale_base): it decays for the past (i > j), fast pairs first,
 and grows for the future. It is meant for causal attention; this file does not check the mask.
 
-The centre c cancels if queries and keys have the same one. By default it is the middle of the given positions of both
-sides, which keeps the powers small; a decoding step then equals the full pass, since cached keys are unrotated. A key
-that is cached rotated needs a fixed `centre`, and its queries need the same. Implementations that centre each side on
-its own length differ between decoding and the full pass.
+The centre c cancels if queries and keys have the same one. By default it is the middle of all given positions,
+which keeps the powers small; a decoding step then equals the full pass, since cached keys are unrotated. A key that is
+cached rotated needs a fixed `centre`, and its queries need the same. Implementations that centre queries and keys, each
+on its own length, differ between decoding and the full pass.
 
 Engines also compute scores of the future before the mask removes them, and these grow as z[0] ** (-span / scale_base).
 So positions may span 32,000 in float32 and bfloat16, and beyond that it raises; float16 bears about 4,000. Prefix
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Rotation, Terms, constant
 from relpos.core.checks import fail, require_choice, require_number, shape_of
-from relpos.position.base.angles import places
+from relpos.position.base.angles import positions
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
@@ -105,22 +105,22 @@ class XPos(RotaryEmbedding):
             centre: the position at which it is 1; the mechanism's own by default.
         """
         require_choice(side, "side", ("query", "key"))
-        own, centre = self._own(coordinates, "coordinates"), self.centre if centre is None else centre
+        own, centre = self._checked(coordinates, "coordinates"), self.centre if centre is None else centre
         if centre is None:
             fail("a centre", "None", "Build it with centre=0, say, for keys that are cached rotated.")
         self._require_span(own, own, centre)
-        steps = places(own, self.device)[:, None] - centre  # [_, 1, N, 1]
+        steps = positions(own, self.device)[:, None] - centre  # [_, 1, N, 1]
         exponent = steps / self.scale_base * (1 if side == "query" else -1)
-        return constant(self._fading(), torch.float64, steps.device) ** exponent
+        return constant(self._decay(), torch.float64, steps.device) ** exponent
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         rotation = super().terms(queries, keys).one(Rotation)
         assert rotation is not None
         keys = queries if keys is None else keys
-        sides = self._own(queries, "queries"), self._own(keys, "keys")
-        low, high = _reach(*sides)
+        both = self._checked(queries, "queries"), self._checked(keys, "keys")
+        low, high = _reach(*both)
         centre = (low + high) / 2 if self.centre is None else self.centre
-        self._require_span(*sides, centre)
+        self._require_span(*both, centre)
         grown = replace(
             rotation,
             query_magnitude=self.magnitudes(queries, "query", centre),
@@ -128,14 +128,14 @@ class XPos(RotaryEmbedding):
         )
         return Terms(grown)
 
-    def _fading(self) -> tuple[float, ...]:
+    def _decay(self) -> tuple[float, ...]:
         """z of each pair."""
         width = self.rotary_dim
         return tuple((2 * p / width + self.gamma) / (1 + self.gamma) for p in range(width // 2))
 
     def _require_span(self, queries: Coordinates, keys: Coordinates, centre: float) -> None:
         low, high = _reach(queries, keys)
-        slope = -math.log(self._fading()[0]) / self.scale_base
+        slope = -math.log(self._decay()[0]) / self.scale_base
         if max(high - centre, centre - low) * slope > LARGEST_LOGARITHM:
             most = math.floor(LARGEST_LOGARITHM / slope)
             fail(
@@ -146,7 +146,7 @@ class XPos(RotaryEmbedding):
 
 
 def _reach(queries: Coordinates, keys: Coordinates) -> tuple[int, int]:
-    """The lowest and the highest position of both sides; of a prefix, 0."""
+    """The lowest and the highest position of queries and keys; of a prefix, 0."""
     prefix = (0,) if queries.prefix or keys.prefix else ()
     return min(queries.low[0], keys.low[0], *prefix), max(queries.high[0], keys.high[0], *prefix)
 

@@ -207,8 +207,8 @@ class SuiteBase:
 
     def attend(self, engine: str, *tensors: Tensor, **arguments: Any) -> Tensor | None:
         """`relpos.attention`, or None where the engine lacks something, as declared, and says so."""
-        sides = arguments.get("queries"), arguments.get("keys")
-        lack = self.lacks.get(engine) or engines.lacking(engine, arguments["position"], *sides)
+        tokens = arguments.get("queries"), arguments.get("keys")
+        lack = self.lacks.get(engine) or engines.lacking(engine, arguments["position"], *tokens)
         if lack is not None:
             with pytest.raises(NotImplementedError, match=lack):
                 attend_under(arguments.pop("position"), *tensors, backend=engine, **arguments)

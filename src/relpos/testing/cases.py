@@ -34,13 +34,13 @@ class SuiteCase:
 
     @property
     def prefix(self) -> int:
-        """The longest prefix on either side."""
+        """The longest prefix of queries and keys."""
         return max(self.queries.prefix, 0 if self.keys is None else self.keys.prefix)
 
     @property
     def irregular(self) -> bool:
-        """Whether a side has `Positions`."""
-        return any(isinstance(side, Positions) for side in (self.queries, self.keys))
+        """Whether queries or keys are `Positions`."""
+        return any(isinstance(one, Positions) for one in (self.queries, self.keys))
 
 
 SHUFFLED = Positions(torch.tensor([4, 0, 3, 3]), low=0, high=5)

@@ -75,11 +75,11 @@ class DecodingTests(SuiteBase):
         steps: list[Tensor] = []
         for t in range(n, far):
             seen = slice(0, t + 1)
-            sides: list[tuple[slice, Coordinates, Mask | None]] = [
+            passes: list[tuple[slice, Coordinates, Mask | None]] = [
                 (seen, Sequence(t + 1), Mask.causal()),
                 (slice(t, t + 1), Sequence(1, start=t), None),
             ]
-            for results, (asked, queries, mask) in zip((rows, steps), sides, strict=True):
+            for results, (asked, queries, mask) in zip((rows, steps), passes, strict=True):
                 own = self.attend(
                     engine,
                     q[:, :, asked],

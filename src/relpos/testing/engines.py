@@ -30,13 +30,13 @@ def engines() -> list[str]:
     return [name for name in backends() if name != "flex"]
 
 
-def lacking(engine: str, position: Terms | Mechanism, *sides: Any, mask: Mask | None = None) -> str | None:
+def lacking(engine: str, position: Terms | Mechanism, *tokens: Any, mask: Mask | None = None) -> str | None:
     """A word of the engine's NotImplementedError for a position and a mask; None if it supports them.
 
     Args:
         engine: its name.
         position: terms, or a mechanism.
-        sides: coordinates of queries and of keys, for a mechanism.
+        tokens: coordinates of queries and of keys, for a mechanism.
         mask: of the call.
     """
     if engine != "triton":
@@ -45,7 +45,7 @@ def lacking(engine: str, position: Terms | Mechanism, *sides: Any, mask: Mask | 
         return "globals"
     if mask is not None and mask.blocks is not None:
         return "blocks"
-    terms = position if isinstance(position, Terms) else position.terms(*sides)
+    terms = position if isinstance(position, Terms) else position.terms(*tokens)
     served = next(one.served for one in ENGINES if one.name == engine) or ()
     for term in terms:
         if not isinstance(term, (*served, Scale)):  # a scale is the call's

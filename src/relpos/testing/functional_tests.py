@@ -70,8 +70,8 @@ def _require_equal_gradients(
 ) -> None:
     """Assert that the gradients of learned tensors in the terms are the same bit for bit."""
     __tracebackhide__ = True
-    sides = ((found, tensors), (wanted, parameters))
-    ours, theirs = (_gradients(terms, list(leaves.values())) for terms, leaves in sides)
+    both = ((found, tensors), (wanted, parameters))
+    ours, theirs = (_gradients(terms, list(leaves.values())) for terms, leaves in both)
     for name, a, b in zip(tensors, ours, theirs, strict=True):
         assert (a is None) == (b is None), f"the gradient of {name} is missing on one side"
         assert a is None or b is None or torch.equal(a, b), f"the gradient of {name} differs"

@@ -16,7 +16,7 @@ class InvarianceTests(SuiteBase):
     """Translation, and independence of the batch."""
 
     def fitting(self, test: str) -> list[SuiteCase]:
-        """Translation is tested where both sides can be moved."""
+        """Translation is tested where queries and keys can be moved."""
         if test == "test_translation":
             return [case for case in self.cases() if _moved(case) is not None]
         return super().fitting(test)
@@ -81,26 +81,26 @@ class InvarianceTests(SuiteBase):
 
 
 def _moved(case: SuiteCase) -> SuiteCase | None:
-    """The case with both sides moved by three on every axis; None where its coordinates cannot be moved."""
-    sides: list[Coordinates | None] = []
-    for side in (case.queries, case.keys):
-        match side:
+    """The case with queries and keys moved by three on every axis; None where its coordinates cannot be moved."""
+    moved: list[Coordinates | None] = []
+    for one in (case.queries, case.keys):
+        match one:
             case Sequence():
-                sides.append(replace(side, start=side.start + 3))
+                moved.append(replace(one, start=one.start + 3))
             case Positions():
-                values = side.values[..., 0] if side.axes == 1 else side.values
-                low, high = (tuple(x + 3 for x in bounds) for bounds in (side.low, side.high))
-                sides.append(
+                values = one.values[..., 0] if one.axes == 1 else one.values
+                low, high = (tuple(x + 3 for x in bounds) for bounds in (one.low, one.high))
+                moved.append(
                     Positions(
                         values + 3,
-                        low=low[0] if side.axes == 1 else low,
-                        high=high[0] if side.axes == 1 else high,
-                        prefix=side.prefix,
+                        low=low[0] if one.axes == 1 else low,
+                        high=high[0] if one.axes == 1 else high,
+                        prefix=one.prefix,
                     )
                 )
             case None:
-                sides.append(None)
+                moved.append(None)
             case _:
                 return None
-    assert sides[0] is not None
-    return replace(case, queries=sides[0], keys=sides[1])
+    assert moved[0] is not None
+    return replace(case, queries=moved[0], keys=moved[1])

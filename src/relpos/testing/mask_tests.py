@@ -58,18 +58,18 @@ class MaskTests(SuiteBase):
         results: list[dict[str, Tensor]] = []
         for left in (False, True):
             packed = torch.randn(2, 3, n, 3, WIDTH, dtype=dtype)
-            places, valid = torch.zeros(2, n, dtype=torch.long), torch.zeros(2, n, dtype=torch.bool)
+            positions, valid = torch.zeros(2, n, dtype=torch.long), torch.zeros(2, n, dtype=torch.bool)
             spans = [slice(n - length, n) if left else slice(0, length) for length in lengths]
             for b, (span, real) in enumerate(zip(spans, tokens, strict=True)):
                 packed[b, :, span] = real[:, :, 0]
-                places[b, span] = torch.arange(lengths[b])
+                positions[b, span] = torch.arange(lengths[b])
                 valid[b, span] = True
             q, k, v = (packed[:, :, :, part].clone().requires_grad_() for part in range(3))
             mask = Mask.padding(valid)
             if self.causal:
                 order = torch.arange(n)
                 mask = mask & Mask.causal(order, order)
-            coordinates = Positions(places, low=0, high=n - 1)
+            coordinates = Positions(positions, low=0, high=n - 1)
             output = self.attend(engine, q, k, v, position=mechanism, queries=coordinates, mask=mask)
             if output is None:
                 return
@@ -95,11 +95,11 @@ class MaskTests(SuiteBase):
         n = sum(lengths)
         q, k, v = (torch.randn(1, 3, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3))
         segments = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
-        places = torch.cat([torch.arange(length) for length in lengths])
+        positions = torch.cat([torch.arange(length) for length in lengths])
         mask = Mask.packed(segments)
         if self.causal:
             mask = mask & Mask.causal()
-        coordinates = Positions(places, low=0, high=max(lengths) - 1)
+        coordinates = Positions(positions, low=0, high=max(lengths) - 1)
         together = self.attend(engine, q, k, v, position=mechanism, queries=coordinates, mask=mask)
         if together is None:
             return
@@ -122,16 +122,16 @@ class MaskTests(SuiteBase):
         dtype = FINEST
         prefix = int(self.prefixes)
         mechanism = self.at(Sequence(100, prefix=prefix), None).to(dtype)
-        places = torch.tensor([[0, 7, 20], [5, 90, 0]])
+        positions = torch.tensor([[0, 7, 20], [5, 90, 0]])
         q, k, v = torch.randn(3, 2, 3, prefix + 3, WIDTH, dtype=dtype)
         x = torch.randn(2, prefix + 3, 3 * WIDTH, dtype=dtype)
         mask = Mask.causal() if self.causal else None
-        every = Positions(places, low=0, high=99, prefix=prefix)
+        every = Positions(positions, low=0, high=99, prefix=prefix)
         together = self.attend(engine, q, k, v, queries=every, position=mechanism, mask=mask)
         if together is None:
             return
         for b in range(2):
-            one, own = slice(b, b + 1), Positions(places[b], low=0, high=99, prefix=prefix)
+            one, own = slice(b, b + 1), Positions(positions[b], low=0, high=99, prefix=prefix)
             alone = attend_under(mechanism, q[one], k[one], v[one], queries=own, backend=engine, mask=mask)
             require_near(together[one], alone, f"element {b} in a batch and alone")
             embedded = mechanism.embed(x, every)[one], mechanism.embed(x[one], own)

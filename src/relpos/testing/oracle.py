@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,11 +48,11 @@ def attention(
     k, v = heads_of(k, heads), heads_of(v, heads)
     sinks = None if sinks is None else sinks[None, :, None]
     value_vectors = None if value_vectors is None else value_vectors[None]
-    tensors = q, k, v, bias, allowed, sinks, value_vectors, kept
+    tensors = _Operands(q, k, v, bias, allowed, sinks, value_vectors, kept)
 
     def attended(b: slice, h: slice) -> tuple[Tensor, Tensor]:
-        own: list[Any] = [x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors]
-        return _attended(*own, scale=scale, softcap=softcap, dropout=dropout)
+        block: list[Any] = [x if x is None else x[_within(x, 0, b), _within(x, 1, h)] for x in tensors]
+        return _attended(_Operands(*block), scale, softcap, dropout)
 
     masks = (1, 1) if allowed is None else allowed.shape[:2]
     blocks = [[attended(b, h) for h in _blocks(heads, masks[1])] for b in _blocks(batch, masks[0])]
@@ -70,21 +70,22 @@ def _within(x: Tensor, axis: int, block: slice) -> slice:
     return slice(None) if x.shape[axis] == 1 else block
 
 
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    allowed: Tensor | None,
-    sinks: Tensor | None,
-    value_vectors: Tensor | None,
-    kept: Tensor | None,
-    *,
-    scale: float,
-    softcap: float | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """`attention` where all batches and heads have one mask: `allowed[1, 1, N, M]`, k and v of the query heads."""
+class _Operands(NamedTuple):
+    """The tensors of `attention`, each with an axis for the batch and one for the heads, k and v of the query heads."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    allowed: Tensor | None
+    sinks: Tensor | None
+    value_vectors: Tensor | None
+    kept: Tensor | None
+
+
+def _attended(tensors: _Operands, scale: float, softcap: float | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """`attention` where all batches and heads have one mask: `allowed[1, 1, N, M]`."""
+    q, k, v, bias, allowed, sinks, value_vectors, kept = tensors
     outputs, sums = [], []
     biases = None if bias is None else bias.expand(-1, -1, q.shape[2], -1).unbind(2)
     for i, query in enumerate(q.unbind(2)):  # not q[:, :, i], whose backward writes all of q

@@ -49,11 +49,11 @@ class Shuffled(TorchDispatchMode):
                 x = x.index_select(dim, self._order(x, dim))
             args = (x, *rest)
         elif kind in _PRODUCTS and args[_PRODUCTS[kind]].is_floating_point():
-            place = _PRODUCTS[kind]
-            left, right = args[place : place + 2]
+            index = _PRODUCTS[kind]
+            left, right = args[index : index + 2]
             order = self._order(left, -1)
             pair = left.index_select(-1, order), right.index_select(-2 if right.dim() > 1 else 0, order)
-            args = (*args[:place], *pair, *args[place + 2 :])
+            args = (*args[:index], *pair, *args[index + 2 :])
         elif kind in _SOFTMAX and args[0].dim():
             *tensors, dim = args[: _SOFTMAX[kind] + 1]
             order = self._order(tensors[0], dim)
@@ -95,7 +95,7 @@ class Orders:
 
     def __iter__(self) -> Iterator[Orders]:
         """Of a list or tuple."""
-        return (self[place] for place in range(len(self.drawn(0))))
+        return (self[index] for index in range(len(self.drawn(0))))
 
     def drawn(self, number: int) -> Any:
         """The result in the order of that number."""

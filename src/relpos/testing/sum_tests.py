@@ -26,15 +26,15 @@ class SumTests(SuiteBase):
             queries, keys = case.queries, case.queries if case.keys is None else case.keys
             terms = mechanism.terms(case.queries, case.keys)
             own = attention_weights(given.q, given.k, position=terms).log()
-            sides = oracle.places(queries), oracle.places(keys)
+            tokens = oracle.places(queries), oracle.places(keys)
             sums: list[tuple[Mechanism, Tensor]] = [
-                (ALiBi(case.heads), oracle.alibi(case.heads, *sides, "euclidean")[None].double())
+                (ALiBi(case.heads), oracle.alibi(case.heads, *tokens, "euclidean")[None].double())
             ]
             if terms.one(Rotation) is None and case.axes < 3:
                 pairs, k = WIDTH // (2 * case.axes), oracle.heads_of(given.k, case.heads)
                 q_turned, k_turned = (
-                    oracle.rotated(x, side, case.axes, pairs, 100.0, "half")
-                    for x, side in zip((given.q, k), sides, strict=True)
+                    oracle.rotated(x, where, case.axes, pairs, 100.0, "half")
+                    for x, where in zip((given.q, k), tokens, strict=True)
                 )
                 scale, added_to_queries = terms.one(Scale), terms.of(QueryBias)
                 u = sum((term.u[:, None] for term in added_to_queries), torch.zeros(1, 1, 1))  # is not rotated

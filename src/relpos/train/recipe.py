@@ -15,7 +15,7 @@ from relpos.data.text import VOCABULARY, Text
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
-from relpos.models.attending import AttentionChoice
+from relpos.models.attention_choice import AttentionChoice
 from relpos.optim import parameter_groups
 from relpos.train.optimizers import OPTIMIZERS, OptimizerName
 

@@ -19,9 +19,9 @@ from relpos.core import Coordinates, Grid, LineBias, Lines, Terms, at_least_floa
 EXTRAS = 3
 
 
-def kept_lines(module: Retrofitted, queries: Coordinates, device: torch.device) -> Lines:
+def cached_lines(module: Retrofitted, queries: Coordinates, device: torch.device) -> Lines:
     """The lines of a grid, cached per module."""
-    return module.kept(queries, device, lambda: lines(queries, device=device), 2 * queries.count)
+    return module.cached(queries, device, lambda: lines(queries, device=device), 2 * queries.count)
 
 
 def values(cells: Tensor, extras: Tensor | None = None) -> Tensor:
@@ -42,16 +42,16 @@ def terms_of_table(module: Retrofitted, table: Tensor, window: tuple[int, int]) 
     rows, columns = window
     count = (2 * rows - 1) * (2 * columns - 1)
     prefix = int(table.shape[0] > count)
-    line = kept_lines(module, Grid(rows, columns, prefix=prefix), table.device)
+    line = cached_lines(module, Grid(rows, columns, prefix=prefix), table.device)
     return Terms(LineBias(values(table[:count].T, table[count:].T if prefix else None), line))
 
 
 def image_of(table: Tensor, window: tuple[int, int]) -> Tensor:
     """A table `[L, H]` or `[L + 3, H]` as an image."""
-    sides = [2 * size - 1 for size in window]
-    count = sides[0] * sides[1]
+    extents = [2 * size - 1 for size in window]
+    count = extents[0] * extents[1]
     extras = table[count:] if table.shape[0] > count else table.new_zeros(EXTRAS, table.shape[1])
-    return with_extras(table[:count].T.unflatten(1, sides), extras)[None]
+    return with_extras(table[:count].T.unflatten(1, extents), extras)[None]
 
 
 def with_extras(cells: Tensor, extras: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def is_image(bias: Tensor | None, tokens: int) -> bool:
 
 def terms_of_image(module: Retrofitted, image: Tensor, tokens: int) -> Terms:
     """The terms of an image."""
-    return Terms(LineBias(_values_of(image, tokens), kept_lines(module, _grid(image, tokens), image.device)))
+    return Terms(LineBias(_values_of(image, tokens), cached_lines(module, _grid(image, tokens), image.device)))
 
 
 def dense_of_image(image: Tensor, tokens: int) -> Tensor:

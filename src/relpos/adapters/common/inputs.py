@@ -33,8 +33,8 @@ def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
     name, config = model.main_input_name, model.config
     if name == "pixel_values":
         vision = getattr(config, "vision_config", config)
-        side = vision.image_size
-        height, width = side if isinstance(side, list | tuple) else (side, side)
+        size = vision.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(vision, "num_channels", 3)
         return {name: torch.randn(batch, channels, height, width, generator=generator).to(device)}
     assert length is not None

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from relpos.adapters.common.recording import recorded
 from relpos.core import DenseBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
-from relpos.core.densify import written_out
+from relpos.core.densify import expand_regular
 from relpos.engines import attention
 
 SERVED = ("sdpa", "eager")
@@ -163,8 +163,8 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours."""
-    placed = getattr(module, "attend_placed", None)  # set if the position was replaced
-    if placed is None and recorded():
+    attend_repositioned = getattr(module, "attend_repositioned", None)  # set if the position was replaced
+    if attend_repositioned is None and recorded():
         more |= {} if is_causal is None else {"is_causal": is_causal}
         more |= {} if position_bias is None else {"position_bias": position_bias}
         more |= {"dropout": dropout, "scaling": scaling}
@@ -175,9 +175,9 @@ def _attention(
         attention_mask = attention_mask[:, 0, 0]  # for a layer that reads its mask
     if attention_mask is not None and attention_mask.dim() == 4:
         causal = False  # such a mask includes causality
-    if placed is not None:
+    if attend_repositioned is not None:
         refuse_weights(weights_are_recorded())  # there is no published version of a replaced position
-        out = placed(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
+        out = attend_repositioned(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
         return out.transpose(1, 2), None
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
     own_mask = attention_mask is None or attention_mask.dim() == 2
@@ -284,7 +284,7 @@ def by_offset_term(bias: Tensor, queries: int, keys: int) -> LineBias:
 def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
     """A bias by offset as `[1, H, N, M]`."""
     term = by_offset_term(bias, queries, keys)
-    return written_out(term.values, term.lines)[None]
+    return expand_regular(term.values, term.lines)[None]
 
 
 def weights_are_recorded() -> bool:
@@ -300,11 +300,11 @@ def weights_are_recorded() -> bool:
     return collector is not None and any("attentions" in key for key in collector)
 
 
-def refuse_weights(asked: bool | None) -> None:
+def refuse_weights(wanted: bool | None) -> None:
     """Raise if a model whose position was replaced is asked for attention weights, `output_attentions=True`."""
-    if asked:
-        wanted = "output_attentions=False after relpos.replace_position, which makes no weights"
-        fail(wanted, "True", f"Leave it out; {LOST}")
+    if wanted:
+        expected = "output_attentions=False after relpos.replace_position, which makes no weights"
+        fail(expected, "True", f"Leave it out; {LOST}")
 
 
 def refuse_static(cache: Any) -> None:

@@ -24,7 +24,8 @@ class Replaced:
 
     Attributes:
         architecture: the library's name for it, such as "t5".
-        path: full name of the class, such as "transformers.models.t5.modeling_t5.T5Attention".
+        path: full name of the class, such as "transformers.models.t5.modeling_t5.T5Attention"; written as "T5Attention"
+            where it is in transformers' file of the architecture.
         mixin: the class put in front of it.
         reads: methods of the class, functions of its file, and full names of functions elsewhere that the mixin
             overrides or depends on. Their source has a fingerprint; any other source is refused.
@@ -38,6 +39,9 @@ class Replaced:
     reads: tuple[str, ...] = ("forward",)
     unfit: Callable[[Any], str | None] | None = None
     tokens: Callable[[Any], int | None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _full(self.architecture, self.path))
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class Refused:
-    """A class whose relative position is left as it is, and why."""
+    """A class whose relative position is left as it is, and why; architecture and path as in `Replaced`."""
 
     architecture: str
     path: str
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _full(self.architecture, self.path))
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class PositionKind:
     switches: bool = False
 
 
-_FILES = (
+_MODULES = (
     "t5",
     "boxes",
     "disentangled",
@@ -111,8 +118,8 @@ _FILES = (
 
 @cache
 def kinds() -> tuple[PositionKind, ...]:
-    """All kinds, in the order of `_FILES`."""
-    return tuple(kind for file in _FILES for kind in import_module(f"relpos.adapters.retrofits.{file}").KINDS)
+    """All kinds, in the order of `docs/retrofit.md`."""
+    return tuple(kind for module in _MODULES for kind in import_module(f"relpos.adapters.retrofits.{module}").KINDS)
 
 
 @cache
@@ -136,6 +143,10 @@ def verified_classes() -> dict[str, Verified]:
 def class_path(architecture: str, name: str) -> str:
     """The full name of a class of transformers."""
     return f"transformers.models.{architecture}.modeling_{architecture}.{name}"
+
+
+def _full(architecture: str, path: str) -> str:
+    return path if "." in path else class_path(architecture, path)
 
 
 def path_of(kind: type[nn.Module]) -> str:

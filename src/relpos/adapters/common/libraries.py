@@ -39,12 +39,12 @@ def imported(name: str) -> Any:
     except RuntimeError:
         schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         for operator in ("nms", "qnms"):
-            _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
-            _KEPT[-1].define(f"{operator}{schema}")
+            _REGISTERED.append(torch.library.Library("torchvision", "FRAGMENT"))
+            _REGISTERED[-1].define(f"{operator}{schema}")
     return importlib.import_module(name)
 
 
-_KEPT: list[torch.library.Library] = []  # a garbage-collected library removes its schemas
+_REGISTERED: list[torch.library.Library] = []  # a garbage-collected library removes its schemas
 
 
 def require_importable(library: str) -> None:

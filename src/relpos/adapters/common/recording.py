@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from relpos.core.private import asked_while_tracing, exporting, symbolically_traced
+from relpos.core.private import constant_while_tracing, exporting, symbolically_traced
 
 
-@asked_while_tracing
+@constant_while_tracing
 def recorded() -> bool:
     """Whether a program is being recorded from the current call."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.common import interface
 from relpos.adapters.common.recording import recorded, unless_recorded
-from relpos.core import keep
+from relpos.core import cached
 from relpos.core.cache import TOKEN_BYTES, state_of
 from relpos.engines import attention
 
@@ -49,16 +49,16 @@ class Route:
     Attributes:
         border: tokens, the geometric mean of queries and keys; None for the mixin's measured border.
         forced: relpos computes every call of more than one query, for a verification.
-        taken: calls that relpos computed while forced.
+        forced_calls: calls that relpos computed while forced.
         switched: whether the module's `config` is switched to our attention function.
         paused: one entry per running `paused` block; a list, because threads could lose updates of a counter.
-        mechanism: the result of the mixin's `mechanism` for the module; its `terms_from` takes the module's own
+        mechanism: the result of the mixin's `make_mechanism` for the module; its `terms_from` takes the module's own
             weights.
     """
 
     border: int | None = None
     forced: bool = False
-    taken: int = 0
+    forced_calls: int = 0
     switched: bool = False
     paused: list[None] = field(default_factory=list)
     mechanism: Any = None
@@ -84,13 +84,13 @@ class Retrofitted(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...  # attributes of the published module
 
-    def mechanism(self) -> Any:
-        """relpos's mechanisms for the module's settings; made once, on the meta device."""
+    def make_mechanism(self) -> Any:
+        """relpos's mechanisms for the module's settings; called once, on the meta device."""
         return None
 
     @property
-    def made(self) -> Any:
-        """The result of `mechanism`."""
+    def mechanism(self) -> Any:
+        """What `make_mechanism` returned."""
         return self.__dict__[_ROUTE].mechanism
 
     def takes(self, queries: int, keys: int) -> bool:
@@ -108,7 +108,7 @@ class Retrofitted(nn.Module):
         """Count a call that relpos computes, if forced; `attend` does so itself."""
         route: Route = self.__dict__[_ROUTE]
         if route.forced:
-            route.taken += 1
+            route.forced_calls += 1
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
         """`relpos.attention`, `[B, H, N, V]`, with `count`."""
@@ -117,13 +117,13 @@ class Retrofitted(nn.Module):
         assert isinstance(out, Tensor)
         return out
 
-    def kept(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int) -> T:
+    def cached(self, key: Hashable, device: torch.device, make: Callable[[], T], tokens: int) -> T:
         """The cached result of `make`, which may depend only on shapes and plain settings, all in the key.
 
         Args:
             tokens: queries and keys of the result; for very many it is not cached.
         """
-        return keep(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
+        return cached(self.__dict__[_ROUTE], (key, device), device, make, lambda: TOKEN_BYTES * tokens)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # by name, pickle would find the published class
@@ -162,16 +162,16 @@ def _swapped_class(mixin: Any, published: Any) -> type[nn.Module]:
     swapped: Any = type(published.__name__, (mixin, published), names)
     for name in _overridden(mixin, published):
         setattr(swapped, name, unless_recorded(swapped, name, getattr(published, name)))
-    made: type[nn.Module] = swapped
-    return made
+    result: type[nn.Module] = swapped
+    return result
 
 
 def _overridden(mixin: type[Retrofitted], published: type[nn.Module]) -> set[str]:
     """The methods of a published class that a mixin overrides."""
     bases = mixin.__mro__[: mixin.__mro__.index(Retrofitted)]
     own = {name for base in bases for name, one in vars(base).items() if isinstance(one, FunctionType)}
-    kept = {name for name in own if name == "forward" or not hasattr(nn.Module, name)}
-    return {name for name in kept if isinstance(getattr(published, name, None), FunctionType)}
+    methods = {name for name in own if name == "forward" or not hasattr(nn.Module, name)}
+    return {name for name in methods if isinstance(getattr(published, name, None), FunctionType)}
 
 
 def _empty(mixin: Any, published: Any) -> nn.Module:
@@ -183,14 +183,14 @@ def _empty(mixin: Any, published: Any) -> nn.Module:
 
 def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None) -> None:
     """Put the mixin in front of a module's class."""
-    taken = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
-    assert not taken, f"{type(module).__name__} has {', '.join(taken)} of its own"
+    clashes = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
+    assert not clashes, f"{type(module).__name__} has {', '.join(clashes)} of its own"
     published: Any = type(module)
     in_front: Any = mixin
     module.__class__ = _swapped_class(in_front, published)
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
-        module.__dict__[_ROUTE] = Route(border, mechanism=module.mechanism())
+        module.__dict__[_ROUTE] = Route(border, mechanism=module.make_mechanism())
 
 
 def rows_of(embedding: Any) -> Tensor:

@@ -50,7 +50,7 @@ def _set(above: Above, attn_implementation: str | dict[str, str], *args: Any, **
         for config in _switched(model).values():
             own = interface.implementation(config)
             if own not in interface.SERVED:
-                replaced = any(hasattr(one, "attend_placed") for one in model.modules())
+                replaced = any(hasattr(one, "attend_repositioned") for one in model.modules())
                 remedy = f"Leave it; {interface.LOST}" if replaced else "Call relpos.restore(model) first."
                 fail("attn_implementation sdpa or eager, of a model that relpos has changed", own, remedy)
     except BaseException:

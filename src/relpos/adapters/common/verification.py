@@ -24,7 +24,7 @@ from relpos.adapters.common import interface
 from relpos.adapters.common.kinds import Verified, path_of, verified_classes
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import is_swapped, published_class, route, unswap
-from relpos.adapters.replacements.placed import is_retrofitted
+from relpos.adapters.replacements.repositioned import is_retrofitted
 
 BATCH, TOKENS = 2, 24
 _OF_FLOAT32 = 4.0
@@ -98,7 +98,7 @@ def verify_module(module: nn.Module, verified: Verified, name: str = "") -> Verd
     """Run copies of a retrofitted module as published and by relpos, and compare."""
     path = path_of(published_class(module))
     try:
-        with _alone(module):
+        with _isolated(module):
             return _compare(module, verified, name, path)
     except Exception as error:  # another library version can raise any error
         said = " ".join(str(error).split())[:300]
@@ -138,7 +138,7 @@ def _compare(module: nn.Module, verified: Verified, name: str, path: str) -> Ver
     return Verdict(name, path, **found)
 
 
-class _Wide(TorchFunctionMode):
+class _InFloat64(TorchFunctionMode):
     """Keep float64 tensors in float64 when float32 is requested. Libraries compute some softmaxes in float32; its
     rounding would hide small differences."""
 
@@ -155,7 +155,7 @@ class _Wide(TorchFunctionMode):
 
 
 @contextmanager
-def _alone(module: nn.Module) -> Iterator[None]:
+def _isolated(module: nn.Module) -> Iterator[None]:
     """Isolate the run from the caller's random state, autocast and gradient mode, and leave them unchanged."""
     device = next((x.device for x in module.parameters()), torch.device("cpu"))
     kind = device.type
@@ -217,7 +217,7 @@ def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -
 
         outputs = checkpoint(again, *draws.inputs, use_reentrant=True)
     swapped = [one for one in module.modules() if is_swapped(one)]
-    if swapped and not any(route(one).taken for one in swapped):
+    if swapped and not any(route(one).forced_calls for one in swapped):
         raise RuntimeError("relpos was not asked to compute")
     generator = torch.Generator().manual_seed(2)
     total = sum((x * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)).sum() for x in outputs)
@@ -232,7 +232,8 @@ def _run(module: nn.Module, verified: Verified, *, checkpointed: bool = False) -
 
 
 def _outputs(module: nn.Module, verified: Verified, draws: RandomInputs) -> tuple[Tensor, ...]:
-    with _Wide() if draws.dtype == torch.float64 else nullcontext():  # here, because a backward pass leaves such modes
+    in_float64 = _InFloat64() if draws.dtype == torch.float64 else nullcontext()
+    with in_float64:  # here, because a backward pass leaves such modes
         return verified.run(module, draws)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
-from relpos.adapters.replacements.vit import PlacedPatches, absolute
+from relpos.adapters.replacements.vit import RepositionedPatches, absolute
 from relpos.adapters.retrofits.windows import projected_with_biases
 from relpos.core import Grid
 from relpos.position import Site
@@ -17,7 +17,7 @@ from relpos.position import Site
 _TABLE = "relative_position_bias_table"
 
 
-class PlacedBeitAttention(Placed):
+class RepositionedBeitAttention(Repositioned):
     """`Attention` of timm's BEiT."""
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
@@ -27,12 +27,12 @@ class PlacedBeitAttention(Placed):
             projected_with_biases(self, x).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         )
         dropout = module.attn_drop.p if self.training else 0.0
-        out = self.attend_placed(q, k, v, scale=module.scale, dropout=dropout)
+        out = self.attend_repositioned(q, k, v, scale=module.scale, dropout=dropout)
         projected: Tensor = module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
         return projected
 
 
-class PlacedBeit(Placed):
+class RepositionedBeit(Repositioned):
     """`Beit`: no table for all layers, and an absolute embedding if the mechanism has one."""
 
     @property
@@ -60,8 +60,8 @@ def _beit(name: str, model: Any, given: Given) -> Iterator[Stack]:
         model.embed_dim,
         given.grid(Grid(*model.patch_embed.grid_size, prefix=1)),
     )
-    tokens = ((model, PlacedBeit), (model.patch_embed, PlacedPatches))
-    yield Stack(name, model, site, layers, PlacedBeitAttention, tuple(own), tokens)
+    tokens = ((model, RepositionedBeit), (model.patch_embed, RepositionedPatches))
+    yield Stack(name, model, site, layers, RepositionedBeitAttention, tuple(own), tokens)
 
 
 def tables(layer: str, count: int, first: Any) -> Own:

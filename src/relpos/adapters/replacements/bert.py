@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relpos.adapters.common.kinds import class_path
-from relpos.adapters.replacements.hf import PlacedEmbedding, PlacedInterfaceAttention
+from relpos.adapters.replacements.hf import RepositionedEmbedding, RepositionedInterfaceAttention
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -21,7 +21,7 @@ def _bert(name: str, model: Any, given: Given) -> Iterator[Stack]:
     )
     where = "embeddings.position_embeddings"
     own = (Own(where, f"absolute embedding of {vectors.num_embeddings} positions", (f"{where}.weight",)),)
-    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
+    yield Stack(name, model, site, layers, RepositionedInterfaceAttention, own, ((vectors, RepositionedEmbedding),))
 
 
 _ATTENTION = class_path("bert", "BertSelfAttention")

@@ -16,7 +16,7 @@ from torch import nn
 
 from relpos.adapters.common.kinds import path_of
 from relpos.adapters.common.libraries import strange
-from relpos.adapters.replacements.placed import CHILD
+from relpos.adapters.replacements.repositioned import CHILD
 from relpos.adapters.replacements.stacks import Given, Stack
 from relpos.core.checks import fail
 
@@ -71,7 +71,7 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
         if (finder := _finders().get(path_of(type(module)))) is not None
         for stack in finder(name, module, given)
     ]
-    found = found or _alone(model, given)
+    found = found or _layers_alone(model, given)
     if not found:
         known = ", ".join(sorted({".".join((path.split(".")[0], path.split(".")[-1])) for path in _finders()}))
         fail("a model whose attention can be found", type(model).__name__, f"Known are {known}, nn.MultiheadAttention.")
@@ -83,7 +83,7 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
     return found
 
 
-def _alone(model: nn.Module, given: Given) -> list[Stack]:
+def _layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     """PyTorch's attention layers outside any encoder, in a user's own module."""
     found: list[Stack] = _family("torch_attention").layers_alone(model, given)
     return found

@@ -28,22 +28,22 @@ PEFT = 'modules_to_save=["positions"]'
 
 
 @dataclass
-class Notice:
+class FrozenWarning:
     """The one warning, shared by all stacks of a model.
 
     Attributes:
-        model: the model whose position was replaced. said: whether the warning was given.
+        model: the model whose position was replaced. given: whether the warning was given.
     """
 
     model: Above
-    said: bool = False
+    given: bool = False
 
     def give(self, *, trained: bool) -> None:
         """Warn if the model is trained: gradients reach it, or any of its parameters requires one."""
         model = self.model()
         if model is None or not (trained or any(x.requires_grad for x in model.parameters())):
             return
-        self.said = True
+        self.given = True
         warnings.warn(
             f"the position of {type(model).__name__} learns, and is frozen at its start while the model is trained: it "
             "stays as it was made, and says nothing where its tables start from 0. Let its `positions` learn, with "
@@ -53,14 +53,14 @@ class Notice:
         )
 
 
-class Writes:
+class WriteCounts:
     """How often parameters were written to, by PyTorch's version counter: an optimizer step counts, `Module.to` does
     not."""
 
     def __init__(self, module: nn.Module) -> None:
         self._counted = [(weakref.ref(x), writes(x)) for x in module.parameters()]
 
-    def none_since(self, module: nn.Module) -> bool:
+    def unwritten_since(self, module: nn.Module) -> bool:
         """Whether the parameters are the same objects and unwritten since."""
         own = list(module.parameters())
         return len(own) == len(self._counted) and all(
@@ -68,7 +68,7 @@ class Writes:
         )
 
 
-def frozen_unmeant(module: nn.Module) -> bool:
+def frozen_unintentionally(module: nn.Module) -> bool:
     """Whether there are parameters not explicitly frozen, and none of them requires a gradient."""
     found = list(_not_by_name(module))
     return bool(found) and not any(found)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relpos.adapters.common.kinds import class_path
-from relpos.adapters.replacements.hf import PlacedEmbedding, PlacedInterfaceAttention
+from relpos.adapters.replacements.hf import RepositionedEmbedding, RepositionedInterfaceAttention
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -17,7 +17,7 @@ def _gpt2(name: str, model: Any, given: Given) -> Iterator[Stack]:
     longest = given.sequence(vectors.num_embeddings)
     site = Site(first.num_heads, first.head_dim, vectors.embedding_dim, longest, causal=True)
     own = (Own("wpe", f"absolute embedding of {vectors.num_embeddings} positions", ("wpe.weight",)),)
-    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((vectors, PlacedEmbedding),))
+    yield Stack(name, model, site, layers, RepositionedInterfaceAttention, own, ((vectors, RepositionedEmbedding),))
 
 
 _MODEL, _ATTENTION = (class_path("gpt2", name) for name in ("GPT2Model", "GPT2Attention"))

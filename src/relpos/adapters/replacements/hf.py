@@ -1,4 +1,4 @@
-"""Common base of the transformers families. Their layers attend through `adapters.interface`.
+"""Common base of the transformers families. Their layers attend through `adapters.common.interface`.
 
 The published forward makes queries and keys and extends the cache. Our attention function asks the layer for its
 position. Cached keys are not rotated; a rotation applies to all tokens at every step.
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.common.interface import implementation, is_switched, refuse_static
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.core.checks import fail
 
 
-class PlacedInterfaceAttention(Placed):
-    """Attention that calls its configuration's attention function, which calls `attend_placed`."""
+class RepositionedInterfaceAttention(Repositioned):
+    """Attention that calls its configuration's attention function, which calls `attend_repositioned`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
@@ -28,16 +28,16 @@ class PlacedInterfaceAttention(Placed):
         return super().forward(*args, **kwargs)
 
 
-class PlacedEmbedding(Placed):
+class RepositionedEmbedding(Repositioned):
     """An `nn.Embedding` of positions: returns the vectors of position ids."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors `[1 or B, N, E]` of position ids `[1 or B, N]`."""
         module: Any = self
-        return self.place.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
+        return self.layer_position.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
 
 
-class PlacedTokenModel(Placed):
+class RepositionedTokenModel(Repositioned):
     """A model without an embedding of positions: positions are added to its `inputs_embeds`."""
 
     def embedded(
@@ -50,4 +50,4 @@ class PlacedTokenModel(Placed):
         if ids is None:
             before = 0 if cache is None else cache.get_seq_length()
             ids = torch.arange(before, before + x.shape[1], device=x.device)[None]
-        return self.place.embed(x, ids)
+        return self.layer_position.embed(x, ids)

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.common.kinds import class_path
-from relpos.adapters.replacements.hf import PlacedInterfaceAttention, PlacedTokenModel
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.hf import RepositionedInterfaceAttention, RepositionedTokenModel
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
 
-class NoRotation(Placed):
+class NoRotation(Repositioned):
     """`LlamaRotaryEmbedding`, at angle 0."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ class NoRotation(Placed):
         return x.new_ones(1, x.shape[1], width), x.new_zeros(1, x.shape[1], width)
 
 
-class PlacedLlama(PlacedTokenModel):
+class RepositionedLlama(RepositionedTokenModel):
     """`LlamaModel`, which itself adds no position to tokens."""
 
     def forward(
@@ -54,7 +54,15 @@ def _llama(name: str, model: Any, given: Given) -> Iterator[Stack]:
     rotary = require_class(model.rotary_emb, _ROTARY)
     base = config.rope_parameters["rope_theta"]
     own = (Own("rotary_emb", f"rotation of queries and keys, {rotary.rope_type}, base {base:g}"),)
-    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((model, PlacedLlama), (rotary, NoRotation)))
+    yield Stack(
+        name,
+        model,
+        site,
+        layers,
+        RepositionedInterfaceAttention,
+        own,
+        ((model, RepositionedLlama), (rotary, NoRotation)),
+    )
 
 
 _MODEL, _ATTENTION, _ROTARY = (

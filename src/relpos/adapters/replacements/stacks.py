@@ -9,7 +9,7 @@ from torch import nn
 
 from relpos.adapters.common.kinds import path_of
 from relpos.adapters.common.retrofitted import is_swapped, published_class
-from relpos.adapters.replacements.placed import CHILD, Placed, ReplacedPositions
+from relpos.adapters.replacements.repositioned import CHILD, ReplacedPositions, Repositioned
 from relpos.core import Coordinates, Grid, Sequence
 from relpos.core.checks import fail
 from relpos.position import Site
@@ -48,9 +48,9 @@ class Stack:
     holder: nn.Module
     site: Site
     layers: tuple[nn.Module, ...]
-    mixin: type[Placed]
+    mixin: type[Repositioned]
     own: tuple[Own, ...]
-    tokens: tuple[tuple[nn.Module, type[Placed]], ...] = ()
+    tokens: tuple[tuple[nn.Module, type[Repositioned]], ...] = ()
 
     def path(self, name: str) -> str:
         """A name in the holder as one in the model."""

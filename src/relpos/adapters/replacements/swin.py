@@ -1,7 +1,7 @@
 """timm's Swin. Own position: one table of offsets within a window per layer.
 
 Each stage is a stack, since it has its own windows and heads. If the shift cuts windows, the model's mask of 0 and -100
-is added as published. Nothing can be added to tokens: a window's place in the image is unknown.
+is added as published. Nothing can be added to tokens: where a window is in the image is unknown.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.replacements.beit import tables
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Stack, require_class
 from relpos.core import Grid
 from relpos.position import Site
 
 
-class PlacedWindowAttention(Placed):
+class RepositionedWindowAttention(Repositioned):
     """`WindowAttention` of timm's Swin."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -28,7 +28,7 @@ class PlacedWindowAttention(Placed):
         if mask is not None:
             mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
         dropout = module.attn_drop.p if self.training else 0.0
-        out = self.attend_placed(q, k, v, mask, scale=module.scale, dropout=dropout)
+        out = self.attend_repositioned(q, k, v, mask, scale=module.scale, dropout=dropout)
         projected: Tensor = module.proj_drop(module.proj(out.transpose(1, 2).flatten(2)))
         return projected
 
@@ -38,7 +38,7 @@ def _stage(name: str, stage: Any, given: Given) -> Iterator[Stack]:
     first = layers[0]
     width = first.qkv.out_features // 3 // first.num_heads
     site = Site(first.num_heads, width, first.dim, given.grid(Grid(*first.window_size)))
-    yield Stack(name, stage, site, layers, PlacedWindowAttention, (tables("blocks.{}.attn", len(layers), first),))
+    yield Stack(name, stage, site, layers, RepositionedWindowAttention, (tables("blocks.{}.attn", len(layers), first),))
 
 
 _ATTENTION = "timm.models.swin_transformer.WindowAttention"

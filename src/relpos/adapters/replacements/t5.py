@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.adapters.common.kinds import class_path
-from relpos.adapters.replacements.hf import PlacedInterfaceAttention, PlacedTokenModel
+from relpos.adapters.replacements.hf import RepositionedInterfaceAttention, RepositionedTokenModel
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.position import Site
 
@@ -20,7 +20,7 @@ _LONGEST = 512
 """T5's length in training (Raffel et al. 2020, section 3.1.2); its configuration does not have it."""
 
 
-class PlacedT5Attention(PlacedInterfaceAttention):
+class RepositionedT5Attention(RepositionedInterfaceAttention):
     """`T5Attention` among the tokens of a stack. It passes on one zero instead of its bias."""
 
     def forward(
@@ -36,7 +36,7 @@ class PlacedT5Attention(PlacedInterfaceAttention):
         return super().forward(hidden_states, mask, key_value_states, nothing, **more)
 
 
-class PlacedT5Stack(PlacedTokenModel):
+class RepositionedT5Stack(RepositionedTokenModel):
     """`T5Stack`, which itself adds no position to tokens."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def _t5(name: str, model: Any, given: Given) -> Iterator[Stack]:
     )
     longest = given.sequence(_LONGEST)
     site = Site(first.n_heads, first.key_value_proj_dim, first.d_model, longest, causal=first.is_causal)
-    yield Stack(name, model, site, layers, PlacedT5Attention, own, ((model, PlacedT5Stack),))
+    yield Stack(name, model, site, layers, RepositionedT5Attention, own, ((model, RepositionedT5Stack),))
 
 
 _STACK, _ATTENTION = (class_path("t5", name) for name in ("T5Stack", "T5Attention"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Stack, require_class
 from relpos.core import Coordinates
 from relpos.core.checks import fail
@@ -23,7 +23,7 @@ from relpos.position import Site
 _ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
 
 
-class PlacedMultiheadAttention(Placed):
+class RepositionedMultiheadAttention(Repositioned):
     """`nn.MultiheadAttention` among the tokens of one sequence or grid."""
 
     @property
@@ -66,7 +66,7 @@ class PlacedMultiheadAttention(Placed):
         )
         mask = _joined(None if is_causal else attn_mask, key_padding_mask, q)
         dropout = module.dropout if self.training else 0.0
-        out = self.attend_placed(q, k, v, mask, causal=is_causal, dropout=dropout)
+        out = self.attend_repositioned(q, k, v, mask, causal=is_causal, dropout=dropout)
         x = module.out_proj(out.transpose(1, 2).flatten(2))
         x = x.transpose(0, 1) if batched and not first else x
         x = x if batched else x[0]
@@ -78,7 +78,7 @@ class PlacedMultiheadAttention(Placed):
         return x, maps if batched else maps[0]
 
 
-class PlacedEncoder(Placed):
+class RepositionedEncoder(Repositioned):
     """`nn.TransformerEncoder`: tokens get their position on the way in."""
 
     @property
@@ -90,15 +90,19 @@ class PlacedEncoder(Placed):
         """The published forward on tokens with their position."""
         first = self.layers[0].self_attn.batch_first
         if src.dim() == 2:
-            x = self.place.embed(src[None])[0]
+            x = self.layer_position.embed(src[None])[0]
         else:
-            x = self.place.embed(src) if first else self.place.embed(src.transpose(0, 1)).transpose(0, 1)
+            x = (
+                self.layer_position.embed(src)
+                if first
+                else self.layer_position.embed(src.transpose(0, 1)).transpose(0, 1)
+            )
         encoded: Tensor = super().forward(x, *args, **kwargs)
         return encoded
 
 
 def _joined(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
-    """PyTorch's masks, True or minus infinity at hidden pairs, in the form of `attend_placed`."""
+    """PyTorch's masks, True or minus infinity at hidden pairs, in the form of `attend_repositioned`."""
     batch, count = q.shape[:2]
     if attn_mask is None and padding is not None and padding.dtype == torch.bool:
         return ~padding.view(batch, -1)
@@ -117,7 +121,9 @@ def _numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
     layers = tuple(_served(require_class(getattr(layer, "self_attn", layer), _ATTENTION)) for layer in model.layers)
-    yield Stack(name, model, _site(layers, given), layers, PlacedMultiheadAttention, (), ((model, PlacedEncoder),))
+    yield Stack(
+        name, model, _site(layers, given), layers, RepositionedMultiheadAttention, (), ((model, RepositionedEncoder),)
+    )
 
 
 def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
@@ -133,7 +139,7 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     if len(sizes) > 1:
         came = ", ".join(f"{heads} heads of width {width // heads}" for width, heads in sizes)
         fail("nn.MultiheadAttention of one size", came, "Pass the modules of each size on their own.")
-    return [Stack("", model, _site(layers, given), layers, PlacedMultiheadAttention, ())]
+    return [Stack("", model, _site(layers, given), layers, RepositionedMultiheadAttention, ())]
 
 
 def _served(layer: Any) -> nn.MultiheadAttention:

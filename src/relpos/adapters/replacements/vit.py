@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.replacements.hf import PlacedInterfaceAttention
-from relpos.adapters.replacements.placed import Placed
+from relpos.adapters.replacements.hf import RepositionedInterfaceAttention
+from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.core import Grid
 from relpos.core.checks import fail
 from relpos.position import Site
 
 
-class PlacedTimmAttention(Placed):
+class RepositionedTimmAttention(Repositioned):
     """`Attention` of timm's layers."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -33,14 +33,14 @@ class PlacedTimmAttention(Placed):
         if attn_mask is not None:
             attn_mask = attn_mask.expand(*(1,) * (4 - attn_mask.dim()), *attn_mask.shape)
         dropout = module.attn_drop.p if self.training else 0.0
-        out = self.attend_placed(q, k, v, attn_mask, causal=is_causal, scale=module.scale, dropout=dropout)
+        out = self.attend_repositioned(q, k, v, attn_mask, causal=is_causal, scale=module.scale, dropout=dropout)
         x = module.norm(out.transpose(1, 2).flatten(2))
         projected: Tensor = module.proj(x if gate is None else x * gate)
         dropped: Tensor = module.proj_drop(projected)
         return dropped
 
 
-class PlacedPatches(Placed):
+class RepositionedPatches(Repositioned):
     """timm's patch embedding, which checks the grid: another grid with the same number of patches would go
     unnoticed."""
 
@@ -48,11 +48,11 @@ class PlacedPatches(Placed):
         """The published forward."""
         grid_of = getattr(self, "dynamic_feat_size", None)  # a user's own may have none
         if grid_of is not None:
-            require_grid(self.place.coordinates, grid_of((x.shape[-2], x.shape[-1])))
+            require_grid(self.layer_position.coordinates, grid_of((x.shape[-2], x.shape[-1])))
         return super().forward(x)
 
 
-class PlacedVisionTransformer(Placed):
+class RepositionedVisionTransformer(Repositioned):
     """`VisionTransformer` of timm, and DeiT with its second token."""
 
     def _pos_embed(self, x: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ class PlacedVisionTransformer(Placed):
             x = x.flatten(1, 2)
         second = getattr(self, "dist_token", module.reg_token)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (module.cls_token, second) if token is not None]
-        dropped: Tensor = module.pos_drop(self.place.embed(torch.cat([*prefix, x], dim=1)))
+        dropped: Tensor = module.pos_drop(self.layer_position.embed(torch.cat([*prefix, x], dim=1)))
         return dropped
 
 
-class PlacedViTEmbeddings(Placed):
+class RepositionedViTEmbeddings(Repositioned):
     """`ViTEmbeddings` of transformers."""
 
     @property
@@ -77,7 +77,7 @@ class PlacedViTEmbeddings(Placed):
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """The same vectors. Nothing is interpolated, so only one size is valid."""
         rows, columns = self.patch_embeddings.patch_size
-        require_grid(self.place.coordinates, (height // rows, width // columns))
+        require_grid(self.layer_position.coordinates, (height // rows, width // columns))
         return self.position_embeddings
 
 
@@ -96,8 +96,8 @@ def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:
     own = () if model.pos_embed is None else (absolute("pos_embed", model.pos_embed),)
     first = layers[0]
     site = Site(first.num_heads, first.head_dim, model.embed_dim, grid)
-    tokens = ((model, PlacedVisionTransformer), (model.patch_embed, PlacedPatches))
-    yield Stack(name, model, site, layers, PlacedTimmAttention, own, tokens)
+    tokens = ((model, RepositionedVisionTransformer), (model.patch_embed, RepositionedPatches))
+    yield Stack(name, model, site, layers, RepositionedTimmAttention, own, tokens)
 
 
 def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
@@ -108,7 +108,9 @@ def _transformers(name: str, model: Any, given: Given) -> Iterator[Stack]:
     own = (absolute("embeddings.position_embeddings", embeddings.position_embeddings),)
     first = layers[0]
     site = Site(first.num_attention_heads, first.head_dim, model.config.hidden_size, given.grid(Grid(*sizes, prefix=1)))
-    yield Stack(name, model, site, layers, PlacedInterfaceAttention, own, ((embeddings, PlacedViTEmbeddings),))
+    yield Stack(
+        name, model, site, layers, RepositionedInterfaceAttention, own, ((embeddings, RepositionedViTEmbeddings),)
+    )
 
 
 def absolute(name: str, vectors: Tensor) -> Own:

@@ -28,7 +28,7 @@ class LayoutLMv3Encoder(Retrofitted):
     border = 128
     training_border = 128
 
-    def mechanism(self) -> tuple[T5Bias, ...]:
+    def make_mechanism(self) -> tuple[T5Bias, ...]:
         """The buckets of text, x and y."""
         sizes = [(self.rel_pos_bins, self.max_rel_pos)]
         if self.has_spatial_attention_bias:
@@ -73,9 +73,9 @@ class LayoutLMv3Encoder(Retrofitted):
             tables += [(self.rel_pos_x_bias, boxes[..., 0]), (self.rel_pos_y_bias, boxes[..., 3])]
         batch, tokens = order.shape
         bias = like.new_zeros(batch, self.config.num_attention_heads, tokens, tokens)
-        for mechanism, (layer, places) in zip(self.made, tables, strict=True):
+        for mechanism, (layer, positions) in zip(self.mechanism, tables, strict=True):
             term = next(iter(mechanism.terms_from({"relative_attention_bias": layer.weight.t()}, anywhere)))
-            offsets = places[:, :, None] - places[:, None, :] + reach
+            offsets = positions[:, :, None] - positions[:, None, :] + reach
             bias += term.values.to(like.dtype)[:, offsets].transpose(0, 1)
         bias *= self.layer[0].attention.self.attention_head_size ** -0.5
         if valid is not None:
@@ -112,7 +112,7 @@ class LayoutLMv3SelfAttention(Retrofitted):
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
-    """Run the encoder with one layer on tokens at random places on the page."""
+    """Run the encoder with one layer on tokens at random positions on the page."""
     from transformers.masking_utils import create_bidirectional_mask
 
     tokens, attention = draws.tokens, module.layer[0].attention.self

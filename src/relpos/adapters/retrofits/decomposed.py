@@ -27,7 +27,7 @@ class DecomposedAttention(Retrofitted):
     border = NEVER
     training_border = NEVER
 
-    def mechanism(self) -> DecomposedPosition:
+    def make_mechanism(self) -> DecomposedPosition:
         """The position for tables of the module's sizes."""
         tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]
         sizes = tuple((len(x) + 1) // 2 for x in tables)
@@ -35,7 +35,9 @@ class DecomposedAttention(Retrofitted):
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The position terms from the module's own tables."""
-        terms: Terms = self.made.terms_from({"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys)
+        terms: Terms = self.mechanism.terms_from(
+            {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
+        )
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
@@ -130,15 +132,15 @@ class MultiScaleAttention(DecomposedAttention):
         if not fit or not self.takes(queries.count, keys.count):
             return super().forward(x, feat_size)
         parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = (self.pooled(side, one, feat_size) for side, one in zip("qkv", parts, strict=True))
+        q, k, v = (self.pooled(name, one, feat_size) for name, one in zip("qkv", parts, strict=True))
         out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=float(self.scale))
         if self.residual_pooling:
             out = out + q
         return self.proj(out.transpose(1, 2).flatten(2)), list(sizes[0])
 
-    def pooled(self, side: str, x: Tensor, feat_size: Any) -> Tensor:
+    def pooled(self, name: str, x: Tensor, feat_size: Any) -> Tensor:
         """Queries, keys or values, `[B, H, N, D]`, pooled and normalized."""
-        pool, norm = getattr(self, f"pool_{side}"), getattr(self, f"norm_{side}")
+        pool, norm = getattr(self, f"pool_{name}"), getattr(self, f"norm_{name}")
         if pool is not None:
             library = sys.modules[type(self).__module__]
             x, token = library.reshape_pre_pool(x, feat_size, self.has_cls_token)
@@ -205,7 +207,7 @@ _SAM = {
 _LIKE_SAM = tuple(
     Replaced(
         architecture,
-        class_path(architecture, name),
+        name,
         SamSdpaAttention if "Sdpa" in name else SamAttention,
         reads=("forward", "get_rel_pos", "get_decomposed_rel_pos"),
         unfit=_unfit,
@@ -223,14 +225,14 @@ KINDS = (
             *_LIKE_SAM,
             Replaced(
                 "vitdet",
-                class_path("vitdet", "VitDetAttention"),
+                "VitDetAttention",
                 VitDetAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_relative_positions"),
                 unfit=_unfit,
             ),
             Replaced(
                 "seggpt",
-                class_path("seggpt", "SegGptAttention"),
+                "SegGptAttention",
                 SegGptAttention,
                 reads=("forward", "get_rel_pos", "add_decomposed_rel_pos"),
                 unfit=_unfit,
@@ -244,7 +246,7 @@ KINDS = (
         refused=tuple(
             Refused(
                 architecture,
-                class_path(architecture, name),
+                name,
                 "a network makes its bias from the boxes of the queries: there is no table of offsets",
             )
             for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))

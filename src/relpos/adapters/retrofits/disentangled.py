@@ -83,7 +83,7 @@ class DisentangledAttention(Retrofitted):
         q, k, v = self.projected(hidden_states)
         rows = (offsets + self.span()).clamp(0, 2 * self.span() - 1)
         tokens, device = q.shape[2], q.device
-        line = self.kept(tokens, device, lambda: lines(Sequence(tokens), device=device), 2 * tokens)
+        line = self.cached(tokens, device, lambda: lines(Sequence(tokens), device=device), 2 * tokens)
         table = self.pos_dropout(table)[: 2 * self.span()]
         met_by = {"query": self.position_of_keys(table), "key": self.position_of_queries(table)}
         parts = [
@@ -269,43 +269,32 @@ KINDS = (
             for one in (
                 Replaced(
                     architecture,
-                    class_path(architecture, encoder),
+                    encoder,
                     DisentangledEncoder,
                     reads=("forward", "get_attention_mask", "get_rel_pos"),
                     unfit=_unfit,
                 ),
-                Replaced(
-                    architecture,
-                    class_path(architecture, "DisentangledSelfAttention"),
-                    mixin,
-                    reads=("forward", *reads),
-                    unfit=_unfit,
-                ),
+                Replaced(architecture, "DisentangledSelfAttention", mixin, reads=("forward", *reads), unfit=_unfit),
             )
         ),
         verified=tuple(
-            Verified(
-                class_path(architecture, encoder),
-                _run,
-                tables=("rel_embeddings.weight",),
-                first=("layer",),
-            )
+            Verified(class_path(architecture, encoder), _run, tables=("rel_embeddings.weight",), first=("layer",))
             for architecture, encoder, *_ in _ARCHITECTURES
         ),
         refused=(
             Refused(
                 "bros",
-                class_path("bros", "BrosSelfAttention"),
+                "BrosSelfAttention",
                 "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
             ),
             Refused(
                 "inkling",
-                class_path("inkling", "InklingRelativeLogits"),
+                "InklingRelativeLogits",
                 "a projection of its own, and not the query, meets the vectors of the distance",
             ),
             Refused(
                 "cpmant",
-                class_path("cpmant", "CpmAntSegmentPositionEmbedding"),
+                "CpmAntSegmentPositionEmbedding",
                 "it is a bucket of the distance within a segment, and a pair of segments across",
             ),
         ),

@@ -1,4 +1,4 @@
-"""LeViT's biases: one number per head for each pair of absolute distances in rows and columns.
+"""LeViT's biases, also in TinyViT, EfficientFormer, EfficientViT: one number per head and pair of absolute distances.
 
     score[h, i, j] += attention_biases[h, |d_row| * columns + |d_column|]
 
@@ -34,7 +34,7 @@ class Distances(Retrofitted):
     def terms(self, grid: tuple[int, int], stride: int = 1, head: int | None = None) -> Terms:
         """The position terms from every `stride`-th row and column of a grid to all its cells."""
         table: Tensor = self.attention_biases
-        line, rows = self.kept(
+        line, rows = self.cached(
             (grid, stride), table.device, lambda: _lines(grid, stride, table.device), 2 * math.prod(grid)
         )
         wide = at_least_float32(table if head is None else table[head : head + 1])
@@ -47,9 +47,9 @@ def _lines(grid: tuple[int, int], stride: int, device: torch.device) -> tuple[Li
     if stride == 1:
         line = lines(keys, device=device)
     else:
-        asking = Grid(*(-(-size // stride) for size in grid))
-        places = asking.tokens(device) * stride
-        queries = Positions(places, low=(0, 0), high=tuple((size - 1) * stride for size in asking.sizes))
+        coarse = Grid(*(-(-size // stride) for size in grid))
+        positions = coarse.tokens(device) * stride
+        queries = Positions(positions, low=(0, 0), high=tuple((size - 1) * stride for size in coarse.sizes))
         line = lines(queries, keys, device=device)
     distance = line.offsets().axes.abs()
     return line, Rows(distance[:, 0] * grid[1] + distance[:, 1], grid[0] * grid[1])
@@ -65,7 +65,7 @@ class LevitAttention(Distances):
     def forward(self, hidden_state: Tensor) -> Any:
         """Attention between cells `[B, N, E]`."""
         module: Any = self
-        tokens, side = hidden_state.shape[1], math.isqrt(hidden_state.shape[1])
+        tokens, edge = hidden_state.shape[1], math.isqrt(hidden_state.shape[1])
         if not self.takes(tokens, tokens):
             return super().forward(hidden_state)
         width = module.key_dim
@@ -75,7 +75,7 @@ class LevitAttention(Distances):
             .transpose(1, 2)
             .split([width, width, module.attention_ratio * width], dim=3)
         )
-        out = self.attend(q, k, v, position=self.terms((side, side)), scale=module.scale)
+        out = self.attend(q, k, v, position=self.terms((edge, edge)), scale=module.scale)
         return module.projection(module.activation(out.transpose(1, 2).flatten(2)))
 
 
@@ -85,7 +85,7 @@ class LevitSubsample(Distances):
     def forward(self, hidden_state: Tensor) -> Any:
         """Attention of a subsampled grid to all cells, `[B, N, E]`."""
         module: Any = self
-        side, stride = module.queries_subsample.resolution, module.queries_subsample.stride
+        edge, stride = module.queries_subsample.resolution, module.queries_subsample.stride
         if not self.takes(module.resolution_out**2, hidden_state.shape[1]):
             return super().forward(hidden_state)
         heads, width = module.num_attention_heads, module.key_dim
@@ -96,7 +96,7 @@ class LevitSubsample(Distances):
             .split([width, module.attention_ratio * width], dim=3)
         )
         q = module.queries(module.queries_subsample(hidden_state)).unflatten(-1, (heads, width)).transpose(1, 2)
-        out = self.attend(q, k, v, position=self.terms((side, side), stride), scale=module.scale)
+        out = self.attend(q, k, v, position=self.terms((edge, edge), stride), scale=module.scale)
         return module.projection(module.activation(out.transpose(1, 2).flatten(2)))
 
 
@@ -170,12 +170,12 @@ class EfficientFormer(Distances):
     def forward(self, x: Tensor) -> Any:
         """Attention between cells `[B, N, E]`."""
         module: Any = self
-        tokens, side = x.shape[1], math.isqrt(x.shape[1])
+        tokens, edge = x.shape[1], math.isqrt(x.shape[1])
         if not self.takes(tokens, tokens):
             return super().forward(x)
         sizes = [module.key_dim, module.key_dim, module.val_dim]
         q, k, v = _of_heads(module.qkv(x), module.num_heads, False).split(sizes, dim=3)
-        out = self.attend(q, k, v, position=self.terms((side, side)), scale=module.scale)
+        out = self.attend(q, k, v, position=self.terms((edge, edge)), scale=module.scale)
         return module.proj(out.transpose(1, 2).flatten(2))
 
 

@@ -127,13 +127,13 @@ KINDS = (
         refused=(
             Refused(
                 "prophetnet",
-                class_path("prophetnet", "ProphetNetNgramSelfAttention"),
+                "ProphetNetNgramSelfAttention",
                 "its tokens make a bias of their own for each bucket, in streams that attend to one another",
             ),
             *(
                 Refused(
                     architecture,
-                    class_path(architecture, name),
+                    name,
                     "its distances meet states of their own beside the queries, behind a causal mask and a cache",
                 )
                 for architecture, name in (

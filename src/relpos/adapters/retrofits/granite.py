@@ -136,7 +136,7 @@ KINDS = (
         library="transformers",
         replaced=(
             *(
-                Replaced(architecture, class_path(architecture, name), GraniteAttention, tokens=_context)
+                Replaced(architecture, name, GraniteAttention, tokens=_context)
                 for architecture, name in _GRANITE.items()
             ),
             Replaced("granite_speech5", _GRANITE5, Granite5Attention, tokens=_context),

@@ -42,7 +42,7 @@ class ParakeetAttention(Retrofitted):
         mask = _mask_handed_on(attention_mask, tokens)
         served = attention_mask is None or mask is not None
         cached = kwargs.get("past_key_values") is not None
-        if cached or not (served and _alike(self, position_embeddings) and self.takes(tokens, tokens)):
+        if cached or not (served and _has_equal_positions(self, position_embeddings) and self.takes(tokens, tokens)):
             if mask is not None:
                 attention_mask = mask.dense(tokens, tokens, hidden_states.device)
             return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
@@ -73,7 +73,7 @@ def _mask_handed_on(mask: Tensor | None, tokens: int) -> Mask | None:
     return None
 
 
-def _alike(module: Any, positions: Tensor) -> bool:
+def _has_equal_positions(module: Any, positions: Tensor) -> bool:
     """Whether all elements of a batch have the same sinusoids. Dropout makes them differ."""
     return positions.shape[0] == 1 or not (module.training and module.config.dropout_positions)
 
@@ -115,7 +115,7 @@ def _encode_parakeet(
     positions = self.encode_positions(hidden_states)
     tokens = hidden_states.shape[1]
     cached = kwargs.get("past_key_values") is not None
-    own = not cached and self.takes(tokens, tokens) and _alike(self, positions)
+    own = not cached and self.takes(tokens, tokens) and _has_equal_positions(self, positions)
     if own:  # one set for the batch
         positions = positions[:1].expand_as(positions)
     hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
@@ -167,7 +167,7 @@ def _encode_nemotron(
     hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
     tokens, device = hidden_states.shape[1], hidden_states.device
     positions = self.encode_positions(hidden_states)
-    own = self.takes(tokens, tokens) and _alike(self, positions)
+    own = self.takes(tokens, tokens) and _has_equal_positions(self, positions)
     if own:  # one set for the batch
         positions = positions[:1].expand_as(positions)
     output_mask = None
@@ -263,39 +263,31 @@ KINDS = (
         replaced=(
             Replaced(
                 "parakeet",
-                class_path("parakeet", "ParakeetEncoderAttention"),
+                "ParakeetEncoderAttention",
                 ParakeetAttention,
                 reads=("forward", "_rel_shift", "ParakeetEncoderConvolutionModule"),
             ),
-            Replaced(
-                "parakeet", class_path("parakeet", "ParakeetEncoder"), ParakeetEncoder, reads=("forward", *_CAPTURED)
-            ),
+            Replaced("parakeet", "ParakeetEncoder", ParakeetEncoder, reads=("forward", *_CAPTURED)),
             Replaced(
                 "nemotron_asr_streaming",
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
+                "NemotronAsrStreamingEncoderAttention",
                 ParakeetAttention,
                 reads=("forward", "_rel_shift"),
                 unfit=_not_sdpa,
             ),
             Replaced(
                 "nemotron_asr_streaming",
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),
+                "NemotronAsrStreamingEncoder",
                 NemotronEncoder,
                 reads=("forward", "chunked_limited_mask_function", *MASKS, *_CAPTURED),
                 unfit=_not_sdpa,
             ),
         ),
         verified=(
-            Verified(
-                class_path("parakeet", "ParakeetEncoderAttention"),
-                _run_parakeet,
-                _TABLES,
-            ),
+            Verified(class_path("parakeet", "ParakeetEncoderAttention"), _run_parakeet, _TABLES),
             Verified(class_path("parakeet", "ParakeetEncoder"), _run_encoder, _TABLES, first=("layers",)),
             Verified(
-                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"),
-                _run_nemotron,
-                _TABLES,
+                class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention"), _run_nemotron, _TABLES
             ),
             Verified(
                 class_path("nemotron_asr_streaming", "NemotronAsrStreamingEncoder"),

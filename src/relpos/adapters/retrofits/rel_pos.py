@@ -18,9 +18,9 @@ from torch import Tensor
 
 from relpos.adapters.common.grids import (
     EXTRAS,
+    cached_lines,
     dense_of_image,
     is_image,
-    kept_lines,
     terms_of_image,
     values,
     with_extras,
@@ -52,7 +52,7 @@ def rel_pos_terms(module: Retrofitted, own: Any) -> Terms:
     """The position terms of one of timm's relative position modules."""
     cells, extras = _cells(own)
     prefix = 0 if extras is None else own.prefix_tokens
-    line = kept_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
+    line = cached_lines(module, Grid(*own.window_size, prefix=prefix), cells.device)
     return Terms(LineBias(values(cells, extras), line))
 
 
@@ -64,9 +64,9 @@ class _Shared:
 
     def get_bias(self) -> Tensor:
         cells, extras = _cells(self.own)
-        sides = [2 * size - 1 for size in self.own.window_size]
+        extents = [2 * size - 1 for size in self.own.window_size]
         last = cells.new_zeros(cells.shape[0], EXTRAS) if extras is None else extras
-        return with_extras(cells.unflatten(1, sides), last.T)[None]
+        return with_extras(cells.unflatten(1, extents), last.T)[None]
 
 
 class RelPosModel(Retrofitted):

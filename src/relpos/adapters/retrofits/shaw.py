@@ -102,10 +102,17 @@ class MaskedByKeys(Retrofitted):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         tokens, mask = hidden_states.shape[1], kwargs.get("attention_mask")
-        asked = kwargs.get("output_attentions")
-        asked = self.config.output_attentions if asked is None else asked
+        weights_wanted = kwargs.get("output_attentions")
+        weights_wanted = self.config.output_attentions if weights_wanted is None else weights_wanted
         named = self.config._attn_implementation is not None  # a VITS encoder built alone: the library drops masks
-        if mask is not None and mask.dim() == 2 and named and not args and not asked and self.takes(tokens, tokens):
+        if (
+            mask is not None
+            and mask.dim() == 2
+            and named
+            and not args
+            and not weights_wanted
+            and self.takes(tokens, tokens)
+        ):
             kwargs["attention_mask"] = mask[:, None, None].bool()
         elif mask is not None and _by_key(mask, tokens):
             kwargs["attention_mask"] = mask.to(hidden_states.dtype)  # the caller's, which layers add
@@ -124,7 +131,7 @@ def _by_key(mask: Tensor | None, tokens: int) -> bool:
     return mask is not None and mask.dtype == torch.bool and mask.shape[1:] == (1, 1, tokens)
 
 
-def _written_out(mask: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+def _dense_mask(mask: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
     """A mask by key as the libraries add it to scores, `[B, 1, N, M]`."""
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask.expand(-1, -1, tokens, -1), zero, torch.finfo(dtype).min)
@@ -152,7 +159,7 @@ class SpeechT5Attention(Retrofitted):
         if not served:
             if by_key:
                 assert attention_mask is not None
-                attention_mask = _written_out(attention_mask, tokens, hidden_states.dtype)
+                attention_mask = _dense_mask(attention_mask, tokens, hidden_states.dtype)
             if table:
                 assert position_bias is not None
                 position_bias = _of_all_pairs(position_bias, tokens)
@@ -201,7 +208,7 @@ class VitsAttention(Retrofitted):
         if output_attentions or not (attention_mask is None or by_key) or not self.takes(tokens, tokens):
             if by_key:
                 assert attention_mask is not None
-                attention_mask = _written_out(attention_mask, tokens, hidden_states.dtype)
+                attention_mask = _dense_mask(attention_mask, tokens, hidden_states.dtype)
             return super().forward(hidden_states, key_value_states, attention_mask, output_attentions)
         reach = module.window_size
         linears = module.q_proj, module.k_proj, module.v_proj
@@ -233,7 +240,7 @@ def _run_vits(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 def _keys(module: Any, draws: RandomInputs) -> Tensor:
     mask = draws.padding(draws.batch, draws.tokens).bool()[:, None, None]
-    return mask if is_swapped(module) else _written_out(mask, draws.tokens, draws.dtype)
+    return mask if is_swapped(module) else _dense_mask(mask, draws.tokens, draws.dtype)
 
 
 def _run_speecht5_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
@@ -292,14 +299,14 @@ KINDS = (
         replaced=(
             Replaced(
                 "wav2vec2_bert",
-                class_path("wav2vec2_bert", "Wav2Vec2BertSelfAttention"),
+                "Wav2Vec2BertSelfAttention",
                 ConformerShawAttention,
                 reads=("forward", "_apply_relative_position_encoding", "_apply_relative_key_position_encoding"),
                 unfit=other_position,
             ),
             Replaced(
                 "seamless_m4t_v2",
-                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerSelfAttention"),
+                "SeamlessM4Tv2ConformerSelfAttention",
                 ConformerShawAttention,
                 unfit=_not_relative_key,
             ),
@@ -319,17 +326,17 @@ KINDS = (
         replaced=(
             Replaced(
                 "seamless_m4t_v2",
-                class_path("seamless_m4t_v2", "SeamlessM4Tv2ConformerEncoder"),
+                "SeamlessM4Tv2ConformerEncoder",
                 SeamlessEncoder,
                 reads=("forward", "_apply_chunk_attention"),
                 unfit=_not_relative_key,
             ),
-            Replaced("speecht5", class_path("speecht5", "SpeechT5RelativePositionalEncoding"), SpeechT5Positions),
-            Replaced("speecht5", class_path("speecht5", "SpeechT5Attention"), SpeechT5Attention, unfit=_in_decoder),
-            Replaced("speecht5", class_path("speecht5", "SpeechT5Encoder"), MaskedByKeys, ("forward", *MASKS)),
+            Replaced("speecht5", "SpeechT5RelativePositionalEncoding", SpeechT5Positions),
+            Replaced("speecht5", "SpeechT5Attention", SpeechT5Attention, unfit=_in_decoder),
+            Replaced("speecht5", "SpeechT5Encoder", MaskedByKeys, ("forward", *MASKS)),
             Replaced(
                 "vits",
-                class_path("vits", "VitsAttention"),
+                "VitsAttention",
                 VitsAttention,
                 reads=(
                     "forward",
@@ -339,7 +346,7 @@ KINDS = (
                 ),
                 unfit=_no_window,
             ),
-            Replaced("vits", class_path("vits", "VitsEncoder"), VitsEncoder, ("forward", *MASKS), unfit=_no_window),
+            Replaced("vits", "VitsEncoder", VitsEncoder, ("forward", *MASKS), unfit=_no_window),
         ),
         verified=(
             Verified(
@@ -366,7 +373,7 @@ KINDS = (
         refused=(
             Refused(
                 "esmfold2",
-                class_path("esmfold2", "EsmFold2RelativePositionEncoding"),
+                "EsmFold2RelativePositionEncoding",
                 "its vectors are an input of the pair representation, and of no attention",
             ),
         ),

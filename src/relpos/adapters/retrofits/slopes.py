@@ -84,8 +84,8 @@ class AlibiModel(Retrofitted):
 
     def of_caller(self, mask: Tensor, queries: int, keys: int) -> Tensor:
         """A caller's mask of four dimensions, expanded so that it does not look like ours."""
-        sides = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
-        return mask.expand(-1, -1, *sides)
+        sizes = (new if old == 1 else -1 for old, new in zip(mask.shape[2:], (queries, keys), strict=True))
+        return mask.expand(-1, -1, *sizes)
 
 
 class BloomModel(AlibiModel):
@@ -120,7 +120,7 @@ class AlibiAttention(Retrofitted):
     def attended(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float) -> Tensor:
         """The input of the output projection, `[B, N, E]`, with a bias of slopes `[H]`."""
         queries, keys, device = q.shape[2], k.shape[2], q.device
-        line = self.kept(
+        line = self.cached(
             (queries, keys),
             device,
             lambda: lines(Sequence(queries, start=keys - queries), Sequence(keys), device=device),
@@ -235,7 +235,7 @@ class FalconModel(Retrofitted):
     border = 512
     training_border = 512
 
-    def mechanism(self) -> None:
+    def make_mechanism(self) -> None:
         """None. Registers our names in the table by which Falcon finds the class of its layers."""
         classes = sys.modules[published_class(self).__module__].FALCON_ATTENTION_CLASSES
         classes.update({interface.PREFIX + own: _built for own in interface.SERVED})
@@ -341,20 +341,12 @@ KINDS = (
         name="slopes",
         library="transformers",
         replaced=(
+            Replaced("bloom", "BloomModel", BloomModel, reads=("forward", "build_alibi_tensor", "_get_alibi_slopes")),
             Replaced(
-                "bloom",
-                class_path("bloom", "BloomModel"),
-                BloomModel,
-                reads=("forward", "build_alibi_tensor", "_get_alibi_slopes"),
+                "bloom", "BloomAttention", BloomAttention, reads=("forward", "_reshape", "_merge_heads", "dropout_add")
             ),
-            Replaced(
-                "bloom",
-                class_path("bloom", "BloomAttention"),
-                BloomAttention,
-                reads=("forward", "_reshape", "_merge_heads", "dropout_add"),
-            ),
-            Replaced("mpt", class_path("mpt", "MptModel"), MptModel, reads=("forward", "build_mpt_alibi_tensor")),
-            Replaced("mpt", class_path("mpt", "MptAttention"), MptAttention),
+            Replaced("mpt", "MptModel", MptModel, reads=("forward", "build_mpt_alibi_tensor")),
+            Replaced("mpt", "MptAttention", MptAttention),
         ),
         verified=(
             _verified("bloom", "BloomModel", "word_embeddings", "h"),
@@ -366,16 +358,10 @@ KINDS = (
         library="transformers",
         switches=True,
         replaced=(
+            Replaced("falcon", "FalconModel", FalconModel, reads=("forward", "build_alibi_tensor"), unfit=_unfit),
             Replaced(
                 "falcon",
-                class_path("falcon", "FalconModel"),
-                FalconModel,
-                reads=("forward", "build_alibi_tensor"),
-                unfit=_unfit,
-            ),
-            Replaced(
-                "falcon",
-                class_path("falcon", "FalconAttention"),
+                "FalconAttention",
                 FalconAttention,
                 reads=("forward", "_split_heads", "_merge_heads"),
                 unfit=_unfit,

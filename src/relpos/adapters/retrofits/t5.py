@@ -42,7 +42,7 @@ class T5Attention(Retrofitted):
     border = 512
     training_border = 512
 
-    def mechanism(self) -> T5Bias | None:
+    def make_mechanism(self) -> T5Bias | None:
         """T5's bias if the layer has a table, else None."""
         if "relative_attention_bias" not in self._modules:
             return None
@@ -62,7 +62,7 @@ class T5Attention(Retrofitted):
         if not (served and self.takes(query_length, key_length)):
             published: Tensor = super().compute_bias(query_length, key_length, device, past_seen_tokens)  # type: ignore[misc]
             return published
-        return by_offset(self.made, rows_of(self.relative_attention_bias), query_length, key_length)
+        return by_offset(self.mechanism, rows_of(self.relative_attention_bias), query_length, key_length)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward, without its N x M zeros if there is no position."""
@@ -113,7 +113,7 @@ class MPNetEncoder(Retrofitted):
     border = T5Attention.border
     training_border = T5Attention.training_border
 
-    def mechanism(self) -> T5Bias:
+    def make_mechanism(self) -> T5Bias:
         """T5's bias with MPNet's sizes."""
         buckets, heads = self.relative_attention_bias.weight.shape
         return T5Bias(heads, num_buckets=buckets, max_distance=128, init_std=0.0)
@@ -126,7 +126,7 @@ class MPNetEncoder(Retrofitted):
             published: Tensor = super().compute_position_bias(x, position_ids, num_buckets)  # type: ignore[misc]
             return published
         self.count()
-        return by_offset(self.made, rows_of(self.relative_attention_bias), tokens, tokens)
+        return by_offset(self.mechanism, rows_of(self.relative_attention_bias), tokens, tokens)
 
 
 class MPNetSelfAttention(Retrofitted):
@@ -247,22 +247,12 @@ KINDS = (
         switches=True,
         replaced=(
             *tuple(
-                Replaced(
-                    architecture,
-                    class_path(architecture, name),
-                    mixin,
-                    reads=("forward", "compute_bias", "_relative_position_bucket"),
-                )
+                Replaced(architecture, name, mixin, reads=("forward", "compute_bias", "_relative_position_bucket"))
                 for architecture, (name, mixin) in _LIKE_T5.items()
             ),
             Replaced("umt5", _UMT5, UMT5Attention, reads=("forward", "compute_bias", "_relative_position_bucket")),
-            Replaced(
-                "mpnet",
-                class_path("mpnet", "MPNetEncoder"),
-                MPNetEncoder,
-                ("compute_position_bias", "relative_position_bucket"),
-            ),
-            Replaced("mpnet", class_path("mpnet", "MPNetSelfAttention"), MPNetSelfAttention),
+            Replaced("mpnet", "MPNetEncoder", MPNetEncoder, ("compute_position_bias", "relative_position_bucket")),
+            Replaced("mpnet", "MPNetSelfAttention", MPNetSelfAttention),
         ),
         verified=(
             *tuple(
@@ -278,10 +268,6 @@ KINDS = (
             ),
             Verified(class_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
         ),
-        refused=(
-            Refused(
-                "longt5", class_path("longt5", "LongT5LocalAttention"), "it attends within blocks, in O(N) as it is"
-            ),
-        ),
+        refused=(Refused("longt5", "LongT5LocalAttention", "it attends within blocks, in O(N) as it is"),),
     ),
 )

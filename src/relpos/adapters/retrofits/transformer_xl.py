@@ -34,8 +34,8 @@ def transformer_xl_terms(projected: Tensor, u: Tensor, v: Tensor) -> Terms:
     tokens = (projected.shape[0] + 1) // 2
     vectors = at_least_float32(projected).flip(0).unflatten(-1, (heads, width)).transpose(0, 1)
     line = lines(Sequence(tokens), device=projected.device)
-    met = LineVectors(vectors, None, line, side="query", bias=at_least_float32(v))
-    return Terms(QueryBias(at_least_float32(u)), met)
+    query_vectors = LineVectors(vectors, None, line, side="query", bias=at_least_float32(v))
+    return Terms(QueryBias(at_least_float32(u)), query_vectors)
 
 
 def by_head(x: Tensor, width: int) -> Tensor:
@@ -151,7 +151,7 @@ KINDS = (
         replaced=tuple(
             Replaced(
                 architecture,
-                class_path(architecture, name),
+                name,
                 ConformerAttention,
                 reads=("forward", "_apply_relative_position_encoding"),
                 unfit=other_position,
@@ -171,7 +171,7 @@ KINDS = (
         replaced=(
             Replaced(
                 "fastspeech2_conformer",
-                class_path("fastspeech2_conformer", "FastSpeech2ConformerAttention"),
+                "FastSpeech2ConformerAttention",
                 FastSpeech2Attention,
                 reads=("forward", "shift_relative_position_tensor"),
             ),
@@ -186,16 +186,16 @@ KINDS = (
         refused=(
             Refused(
                 "xlnet",
-                class_path("xlnet", "XLNetRelativeAttention"),
+                "XLNetRelativeAttention",
                 "its segments and its masks are N x N numbers that the model makes before any layer",
             ),
             Refused(
                 "funnel",
-                class_path("funnel", "FunnelRelMultiheadAttention"),
+                "FunnelRelMultiheadAttention",
                 "its token types and its class token are N x N numbers that the model makes before any layer",
             ),
-            Refused("gemma3n", class_path("gemma3n", "Gemma3nAudioAttention"), _LOCAL),
-            Refused("gemma4", class_path("gemma4", "Gemma4AudioAttention"), _LOCAL),
+            Refused("gemma3n", "Gemma3nAudioAttention", _LOCAL),
+            Refused("gemma4", "Gemma4AudioAttention", _LOCAL),
         ),
     ),
 )

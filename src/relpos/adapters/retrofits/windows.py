@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.adapters.common.grids import kept_lines, terms_of_table, values
+from relpos.adapters.common.grids import cached_lines, terms_of_table, values
 from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import Retrofitted
@@ -136,7 +136,7 @@ class TimmWindow(Window):
         return module.proj_drop(module.proj(out))
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Queries, keys and values in one tensor."""
         projected: Tensor = self.qkv(x)
         return projected
 
@@ -156,7 +156,7 @@ class TimmCosineWindow(TimmWindow):
     training_border = 256
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side; keys have no learned bias."""
+        """Queries, keys and values in one tensor; keys have no learned bias."""
         return projected_with_biases(self, x)
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -184,7 +184,7 @@ class TimmLogWindow(TimmCosineWindow):
         return not drops and super().takes_window(tokens, window)
 
     def projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side."""
+        """Queries, keys and values in one tensor."""
         projected: Tensor = self.qkv(x)
         return projected
 
@@ -193,17 +193,17 @@ class TimmLogWindow(TimmCosineWindow):
         module: Any = self
         pairs: Tensor = module.relative_coordinates_log
         window = Grid(*module.window_size)
-        first = self.kept(
+        first = self.cached(
             ("pairs", window), pairs.device, lambda: _first_pairs(module.window_size, pairs), 2 * window.count
         )
-        line = kept_lines(self, window, pairs.device)
+        line = cached_lines(self, window, pairs.device)
         return Terms(LineBias(values(module.meta_mlp(pairs[first]).T), line))
 
 
 def _first_pairs(window: tuple[int, int], pairs: Tensor) -> Tensor:
     """For each offset one pair of cells, `i * N + j`, in the order of lines."""
-    sides = [torch.arange(1 - size, size, device=pairs.device) for size in window]
-    down, right = torch.meshgrid(*sides, indexing="ij")
+    axes = [torch.arange(1 - size, size, device=pairs.device) for size in window]
+    down, right = torch.meshgrid(*axes, indexing="ij")
     query = down.clamp(min=0) * window[1] + right.clamp(min=0)
     key = (-down).clamp(min=0) * window[1] + (-right).clamp(min=0)
     return (query * window[0] * window[1] + key).flatten()

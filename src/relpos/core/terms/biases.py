@@ -109,10 +109,10 @@ class LowRank(Term):
             fail("LowRank query and key of one rank", ranks, "Make R equal.")
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        for side, x, other in (("query", self.query, q), ("key", self.key, k)):
-            check_device(x, f"LowRank {side}", q)
+        for field, x, other in (("query", self.query, q), ("key", self.key, k)):
+            check_device(x, f"LowRank {field}", q)
             wanted = ((1, q.shape[0]), (1, q.shape[1]), (other.shape[2],), (self.query.shape[-1],))
-            check_shape(x, f"LowRank {side}", wanted[4 - x.dim() :])
+            check_shape(x, f"LowRank {field}", wanted[4 - x.dim() :])
 
     def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "*#B #H N M"]:
         return self.query.to(q.dtype) @ self.key.to(q.dtype).mT

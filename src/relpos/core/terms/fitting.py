@@ -37,11 +37,11 @@ def check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
 
 def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
     """Raise unless lines fit the numbers of queries and keys, and the batch size."""
-    for side, line, x in (("queries", lines.query, q), ("keys", lines.key, k)):
+    for tokens, line, x in (("queries", lines.query, q), ("keys", lines.key, k)):
         check_device(line, f"the lines of {name}", q)
         if line.shape[-1] != x.shape[2]:
             remedy = "Build terms from the coordinates of these very tokens; a prefix counts too."
-            fail(f"lines of {name} for {x.shape[2]} {side}", str(line.shape[-1]), remedy)
+            fail(f"lines of {name} for {x.shape[2]} {tokens}", str(line.shape[-1]), remedy)
         if line.dim() == 2 and not broadcasts(line.shape[0], q.shape[0]):
             fail(f"lines of {name} for a batch of {q.shape[0]}", shape_of(line), "Give one row, or one an element.")
 

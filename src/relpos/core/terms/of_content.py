@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from relpos.core.algebra import Single, Term, Terms
-from relpos.core.cache import keep, may_keep
+from relpos.core.cache import cached, may_cache
 from relpos.core.checks import (
     fail,
     require_floating,
@@ -124,7 +124,7 @@ class Rotation(Single):
     @property
     def _is_fixed(self) -> bool:
         """Whether `fixed` marked it or the term it was cut from, and the cache may be used."""
-        return "_whole" in self.__dict__ and may_keep(self.query.device)
+        return "_whole" in self.__dict__ and may_cache(self.query.device)
 
     def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
         """The cached factors for `turn`, or None if the angles are not fixed. A part of a fixed term reads that term's
@@ -134,7 +134,7 @@ class Rotation(Single):
         whole, *cuts = self.__dict__["_whole"]
         if whole is None:
             side = "query" if self.key is self.query else side
-            made: Tensor = keep(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
+            made: Tensor = cached(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
             return made
         found: Tensor = whole._factors(side, dtype)
         return found[..., cuts[side == "key"], :]

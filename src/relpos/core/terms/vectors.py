@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.algebra import Keys, Queries, Term
-from relpos.core.cache import may_keep
+from relpos.core.cache import may_cache
 from relpos.core.checks import fail, require_choice, require_flag, shape_of
-from relpos.core.densify import written_out
+from relpos.core.densify import expand_regular
 from relpos.core.gather import lookup, segment_sum
 from relpos.core.line import Lines
 from relpos.core.terms.fitting import check_device, check_lines, check_shape, heads_first, require_lines
@@ -173,8 +173,8 @@ def rows_read(lines: Lines, count: int, index: Int[Tensor, " L"] | None = None) 
     """The row that each pair reads: `index[entry]`, or the entry itself. `count` means no row."""
     every = torch.arange(lines.length, device=lines.query.device) if index is None else index.long()
     every = torch.where((every < 0) | (every >= count), count, every)  # `count` might not fit into a narrow dtype
-    if lines.layout.kind != "irregular" and may_keep(lines.query.device):
-        return written_out(every[None], lines)[0]
+    if lines.layout.kind != "irregular" and may_cache(lines.query.device):
+        return expand_regular(every[None], lines)[0]
     return every[lines.index().long()]
 
 
@@ -211,7 +211,7 @@ def with_bias(x: Float[Tensor, "B H N D"], bias: Tensor | None, factor: float = 
 
 def _gathers(x: Tensor) -> bool:
     """Whether PyTorch's own gradient of `gather` adds in a fixed order: on a CPU, but not under a compiler."""
-    return x.device.type == "cpu" and may_keep(x.device)
+    return x.device.type == "cpu" and may_cache(x.device)
 
 
 def _of_heads(rows: Int[Tensor, "*B N M"], x: Float[Tensor, "B H _ _"]) -> Int[Tensor, "B H N M"]:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, densify, may_keep
+from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, densify, may_cache
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
@@ -56,15 +56,15 @@ def _by_strides(call: Call) -> Compute:
     return lambda call: (attend(call.rotated()), None)
 
 
-def _alone(call: Call) -> LineBias | None:
+def _only_bias_on_cpu(call: Call) -> LineBias | None:
     """The bias on regular lines of a CPU call without mask and dropout that adds nothing else to the scores."""
-    if not call.q.is_cpu or not may_keep(call.q.device) or call.mask is not None or call.dropout > 0:
+    if not call.q.is_cpu or not may_cache(call.q.device) or call.mask is not None or call.dropout > 0:
         return None
-    return call.lone_bias
+    return call.only_bias
 
 
 def _constant(call: Call) -> bool:
-    line = _alone(call)
+    line = _only_bias_on_cpu(call)
     return line is not None and not (torch.is_grad_enabled() and line.values.requires_grad)
 
 
@@ -72,7 +72,7 @@ def _under_constant(call: Call) -> tuple[Tensor, None]:
     call = call.rotated()
     line = call.terms.one(LineBias)
     assert line is not None
-    bias = densify.written_out(line.values, line.lines)
+    bias = densify.expand_regular(line.values, line.lines)
     wide = torch.promote_types(call.q.dtype, torch.float32)
     bias = (bias if bias.dtype == wide else bias.to(wide))[None]
     output = F.scaled_dot_product_attention(
@@ -82,7 +82,7 @@ def _under_constant(call: Call) -> tuple[Tensor, None]:
 
 
 def _learned(call: Call) -> bool:
-    line = _alone(call)
+    line = _only_bias_on_cpu(call)
     return line is not None and learned_bias.serves(call) and line.values.dtype == call.q.dtype
 
 
@@ -99,7 +99,7 @@ def _is_causal(call: Call) -> bool:
     return True if square and plain else False  # noqa: SIM210 - decided now, where sizes are symbolic
 
 
-def _bare(call: Call) -> bool:
+def _needs_no_mask_tensor(call: Call) -> bool:
     """Whether PyTorch's kernel needs no tensor as its mask."""
     return not _adds(call) and call.terms.one(Sinks) is None and (call.mask is None or _is_causal(call))
 
@@ -192,7 +192,7 @@ class DenseSDPA(Engine):
         Way("a bias that is read as a view, by its strides", _readable, _by_strides),
         Way("a bias on lines, written out", _constant, lambda call: _under_constant),
         Way("a learned bias on lines, as one node of autograd", _learned, lambda call: _under_learned),
-        Way("PyTorch's own kernel, without a tensor of pairs", _bare, lambda call: _under_mask),
+        Way("PyTorch's own kernel, without a tensor of pairs", _needs_no_mask_tensor, lambda call: _under_mask),
         Way("a mask of all pairs", lambda call: True, lambda call: _under_mask),
     )
 

@@ -29,10 +29,10 @@ def _guarded(gradients: tuple[Tensor | None, ...], _: object) -> tuple[Tensor | 
     """Gradients that are to be differentiated, each behind an identity whose backward raises."""
     if not torch.is_grad_enabled() or any(x is not None and is_batched(x) for x in gradients):
         return None
-    return tuple(None if x is None else _Once.apply(x) for x in gradients)  # type: ignore[no-untyped-call]
+    return tuple(None if x is None else _NotDifferentiable.apply(x) for x in gradients)  # type: ignore[no-untyped-call]
 
 
-class _Once(torch.autograd.Function):
+class _NotDifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)

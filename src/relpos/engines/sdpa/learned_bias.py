@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Lines, contract, expand, may_keep
+from relpos.core import Lines, contract, expand, may_cache
 from relpos.core.checks import without_autocast
-from relpos.core.densify import written_out
+from relpos.core.densify import expand_regular
 from relpos.core.private import inside_transform, is_batched, softmax_backward
 from relpos.engines.call import Call
 
@@ -30,14 +30,14 @@ STORED = 2**22
 def serves(call: Call) -> bool:
     """Whether this module and `vectors` can compute a call, if they support its terms. They are faster than PyTorch,
     which takes its math path if the added scores are learned. Not measured on GPUs."""
-    outside = call.q.device.type == "cpu" and may_keep(call.q.device)
+    outside = call.q.device.type == "cpu" and may_cache(call.q.device)
     return outside and call.q.dtype in (torch.float32, torch.float64) and call.groups == 1 and call.dropout == 0
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lines: Lines | None, scale: float) -> Tensor:
-        dense = bias if lines is None else written_out(bias, lines)[None]
+        dense = bias if lines is None else expand_regular(bias, lines)[None]
         ctx.scale, ctx.lines = scale, lines
         parts, shape = list(parts_of(q, k, AT_ONCE)), torch.Size((*q.shape[:3], k.shape[2]))
         stores = shape.numel() <= STORED
@@ -57,30 +57,30 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled() or inside_transform() or is_batched(gradients[0])
+        differentiable = torch.is_grad_enabled() or inside_transform() or is_batched(gradients[0])
         with without_autocast(gradients[0].device):
-            return *(_again if again else _gradients)(ctx, *gradients), None, None
+            return *(_differentiable_gradients if differentiable else _gradients)(ctx, *gradients), None, None
 
 
 def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the bias, those that are wanted."""
     q, k, v, bias, stored = ctx.saved_tensors
     scale, lines, wanted = ctx.scale, ctx.lines, ctx.needs_input_grad[:4]
-    found = [x.new_empty(x.shape) if asked else None for x, asked in zip((q, k, v), wanted, strict=False)]
+    found = [x.new_empty(x.shape) if needed else None for x, needed in zip((q, k, v), wanted, strict=False)]
     parts = list(parts_of(q, k, AT_ONCE))
     if len(parts) == 1:
         weights = stored
         if weights is None:
-            weights = _weights(q, k, bias if lines is None else written_out(bias, lines)[None], scale)
-        d_scores = _into(found, q, k, v, weights, scale, d_out)
+            weights = _weights(q, k, bias if lines is None else expand_regular(bias, lines)[None], scale)
+        d_scores = _write_gradients(found, q, k, v, weights, scale, d_out)
         d_dense = d_scores if lines is not None else d_scores.sum_to_size(bias.shape)
     else:
-        dense = bias if lines is None or stored is not None else written_out(bias, lines)[None]
+        dense = bias if lines is None or stored is not None else expand_regular(bias, lines)[None]
         d_dense = bias.new_zeros(bias.shape if lines is None else (1, bias.shape[0], q.shape[2], k.shape[2]))
         for part in parts:
             own = [None if x is None else x[part] for x in found]
             weights = _weights(q[part], k[part], of_part(dense, part), scale) if stored is None else stored[part]
-            d_scores = _into(own, q[part], k[part], v[part], weights, scale, d_out[part])
+            d_scores = _write_gradients(own, q[part], k[part], v[part], weights, scale, d_out[part])
             if wanted[3]:
                 sums = of_part(d_dense, part)
                 sums += d_scores.sum_to_size(sums.shape)
@@ -89,7 +89,7 @@ def _gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     return *found, d_dense if lines is None else _of_values(d_dense, bias, lines)
 
 
-def _again(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     """The same by plain autograd operations, without our own buffers: for a second derivative, and for batched
     gradients."""
     q, k, v, bias, _ = ctx.saved_tensors
@@ -143,7 +143,7 @@ def _multiply(
     return out
 
 
-def _into(
+def _write_gradients(
     found: Sequence[Tensor | None], q: Tensor, k: Tensor, v: Tensor, weights: Tensor, scale: float, d_out: Tensor
 ) -> Float[Tensor, "B H N M"]:
     """Writes the gradients of q, k and v that `found` has memory for, and returns that of the scores."""

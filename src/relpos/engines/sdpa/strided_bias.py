@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, Mask, QueryBias, Rotation, may_keep
+from relpos.core import LineBias, Mask, QueryBias, Rotation, may_cache
 from relpos.engines.call import Call
 from relpos.engines.sdpa.first_derivative import first_derivative_only
 
@@ -37,10 +37,10 @@ _OF_CONTENT = (Rotation, QueryBias)
 def readable(call: Call) -> LineBias | None:
     """The bias of a call, if PyTorch's flash kernel supports the call and can read the bias so, and if flipping costs
     less than looking up every pair."""
-    if not call.q.is_cpu or not may_keep(call.q.device):  # before sizes, which would guard a graph
+    if not call.q.is_cpu or not may_cache(call.q.device):  # before sizes, which would guard a graph
         return None
     batch, _, n, width = call.q.shape
-    bias = call.lone_bias
+    bias = call.only_bias
     if bias is None or n == 1 or call.dropout > 0 or call.return_lse:
         return None
     if bias.lines.layout.kind != "affine" or (torch.is_grad_enabled() and bias.values.requires_grad):

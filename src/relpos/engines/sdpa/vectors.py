@@ -87,7 +87,7 @@ class _Reads:
 
 
 @dataclass(frozen=True, eq=False)
-class _Said:
+class _CallSettings:
     """What a call holds besides its tensors; the mask is added to the scores."""
 
     reads: Sequence[_Reads]
@@ -103,13 +103,13 @@ class _AttendByRows(torch.autograd.Function):
         ctx: Any, reads: Sequence[_Reads], mask: Tensor | None, scale: float, learns: bool, *tensors: Tensor
     ) -> Float[Tensor, "B H N V"]:
         q, k, v, *_ = tensors
-        said = _Said(reads, mask, scale)
+        settings = _CallSettings(reads, mask, scale)
         scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
         keeps = learns and scores <= STORED and any(ctx.needs_input_grad)
         stored = q.new_empty(*q.shape[:3], k.shape[2]) if keeps else None
         out, buffers = q.new_empty(*q.shape[:3], v.shape[3]), _Buffers(q)
         for part in parts_of(q, k, AT_ONCE):
-            weights = _weights(said, tensors, part, buffers, None if stored is None else stored[part])
+            weights = _weights(settings, tensors, part, buffers, None if stored is None else stored[part])
             torch.matmul(weights, v[part], out=out[part])
         rows = (own.rows for own in reads)
         ctx.save_for_backward(*tensors, *rows, mask, stored)
@@ -121,24 +121,24 @@ class _AttendByRows(torch.autograd.Function):
         *saved, mask, stored = ctx.saved_tensors  # read only once: a checkpoint computes them for it
         count, wanted = len(ctx.by_key), ctx.needs_input_grad[4:]
         tensors, rows = saved[: len(saved) - count], saved[len(saved) - count :]
-        said = _Said([_Reads(*own) for own in zip(rows, ctx.by_key, strict=True)], mask, ctx.scale)
+        settings = _CallSettings([_Reads(*own) for own in zip(rows, ctx.by_key, strict=True)], mask, ctx.scale)
         with without_autocast(gradients[0].device):
             if torch.is_grad_enabled() or inside_transform() or is_batched(gradients[0]):
-                return None, None, None, None, *_again(said, tensors, gradients[0], wanted)
-            return None, None, None, None, *_gradients(said, tensors, stored, gradients[0], wanted)
+                return None, None, None, None, *_differentiable_gradients(settings, tensors, gradients[0], wanted)
+            return None, None, None, None, *_gradients(settings, tensors, stored, gradients[0], wanted)
 
 
 def _weights(
-    said: _Said, tensors: Sequence[Tensor], part: Part, buffers: _Buffers, out: Tensor | None
+    settings: _CallSettings, tensors: Sequence[Tensor], part: Part, buffers: _Buffers, out: Tensor | None
 ) -> Float[Tensor, "b h N M"]:
     """The weights of some heads."""
     (q, k, _), met = (x[part] for x in tensors[:3]), tensors[3:]
     scores = buffers.at("scores", *q.shape[:3], k.shape[2])
-    torch.matmul(q * said.scale, k.mT, out=scores)
-    for reads, x, w in zip(said.reads, met[::2], met[1::2], strict=True):
+    torch.matmul(q * settings.scale, k.mT, out=scores)
+    for reads, x, w in zip(settings.reads, met[::2], met[1::2], strict=True):
         reads.add(scores, x[part], _heads(w, part), part, buffers)
-    if said.mask is not None:
-        scores += of_part(said.mask, part)
+    if settings.mask is not None:
+        scores += of_part(settings.mask, part)
     return torch.softmax(scores, dim=-1, out=buffers.at("read", *scores.shape) if out is None else out)
 
 
@@ -166,30 +166,32 @@ def _turned_product(
 
 
 def _gradients(
-    said: _Said, tensors: Sequence[Tensor], stored: Tensor | None, d_out: Tensor, wanted: Sequence[bool]
+    settings: _CallSettings, tensors: Sequence[Tensor], stored: Tensor | None, d_out: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of all tensors, those that are wanted."""
     keys = tensors[1].shape[2]
     rows = [0, keys, keys]  # of the matrix that each gradient's product transposes
-    for reads, w in zip(said.reads, tensors[4::2], strict=True):
+    for reads, w in zip(settings.reads, tensors[4::2], strict=True):
         rows += [keys, 0] if reads.by_key else [0, w.shape[1]]
-    found = [_gradient_of(x, across) if asked else None for x, across, asked in zip(tensors, rows, wanted, strict=True)]
+    found = [
+        _gradient_of(x, across) if needed else None for x, across, needed in zip(tensors, rows, wanted, strict=True)
+    ]
     for d_w in found[4::2]:
         if d_w is not None:
             d_w.zero_()
     (d_q, d_k, d_v), buffers = found[:3], _Buffers(d_out)
     for part in parts_of(tensors[0], tensors[1], AT_ONCE):
-        weights = _weights(said, tensors, part, buffers, None) if stored is None else stored[part]
+        weights = _weights(settings, tensors, part, buffers, None) if stored is None else stored[part]
         (q, k, v), upstream = (x[part] for x in tensors[:3]), d_out[part]
         if d_v is not None:
             _turned_product(weights, upstream, d_v[part])
         d = torch.matmul(upstream, v.mT, out=buffers.at("scores", *weights.shape)).mul_(weights)
         torch.addcmul(d, weights, d.sum(dim=-1, keepdim=True), value=-1, out=d)
         if d_q is not None:
-            torch.matmul(d, k, out=d_q[part]).mul_(said.scale)
+            torch.matmul(d, k, out=d_q[part]).mul_(settings.scale)
         if d_k is not None:
-            _turned_product(d, q * said.scale, d_k[part])
-        for number, reads in enumerate(said.reads):
+            _turned_product(d, q * settings.scale, d_k[part])
+        for number, reads in enumerate(settings.reads):
             x, w = tensors[2 * number + 3 : 2 * number + 5]
             d_x, d_w = found[2 * number + 3 : 2 * number + 5]
             if d_x is None and d_w is None:
@@ -207,29 +209,31 @@ def _gradients(
     return found
 
 
-def _again(said: _Said, tensors: Sequence[Tensor], d_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+def _differentiable_gradients(
+    settings: _CallSettings, tensors: Sequence[Tensor], d_out: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
     """The same by operations that autograd and transforms support: for a second derivative, or batched gradients."""
     with torch.enable_grad():
         tensors = [x.view_as(x) for x in tensors]
-        out = _all_at_once(said, tensors)
-    asked = [x for x, is_asked in zip(tensors, wanted, strict=True) if is_asked]
-    found = iter(torch.autograd.grad(out, asked, d_out, create_graph=torch.is_grad_enabled()))
-    return [next(found) if is_asked else None for is_asked in wanted]
+        out = _whole_output(settings, tensors)
+    needed = [x for x, is_needed in zip(tensors, wanted, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(out, needed, d_out, create_graph=torch.is_grad_enabled()))
+    return [next(found) if is_needed else None for is_needed in wanted]
 
 
-def _all_at_once(said: _Said, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N V"]:
+def _whole_output(settings: _CallSettings, tensors: Sequence[Tensor]) -> Float[Tensor, "B H N V"]:
     """The output, of all heads at once."""
     q, k, v, *met = tensors
-    scores = (q * said.scale) @ k.mT
-    for reads, x, w in zip(said.reads, met[::2], met[1::2], strict=True):
+    scores = (q * settings.scale) @ k.mT
+    for reads, x, w in zip(settings.reads, met[::2], met[1::2], strict=True):
         products = w @ x.mT if reads.by_key else x @ w.mT
         scores = scores + products.gather(reads.axis, reads.of((slice(None), slice(None)), *q.shape[:2]))
-    return torch.softmax(scores if said.mask is None else scores + said.mask, dim=-1) @ v
+    return torch.softmax(scores if settings.mask is None else scores + settings.mask, dim=-1) @ v
 
 
 def serves(call: Call) -> bool:
     """Whether only vectors on the query or key side are added to the scores."""
-    if call.terms.one(LineVectors) is None:  # asked by every small call
+    if call.terms.one(LineVectors) is None:  # asked for by every small call
         return False
     known = all(isinstance(term, LineVectors | Rotation | QueryBias) for term in call.terms)
     return known and all(term.side != "value" for term in call.terms.of(LineVectors))

@@ -67,7 +67,7 @@ class Expected:
 
     def __init__(self, reference: Engine, make: Callable[[], Call]) -> None:
         self.reference = reference
-        with _apart(torch.device("cpu")):
+        with _isolated(torch.device("cpu")):
             self.call = make()
         self._known: dict[tuple[bool, bool], tuple[_Tensors, _Tensors]] = {}
 
@@ -77,7 +77,7 @@ class Expected:
         Raises:
             NotImplementedError: the engine does not support the call.
         """
-        with _apart(device):
+        with _isolated(device):
             learned, call = True, self.call
             if engine.unsupported(_copy(call, device)) is not None:  # perhaps because of a gradient of the terms
                 learned, call = False, _without_learned(call)
@@ -121,7 +121,7 @@ class Expected:
 
 
 @contextmanager
-def _apart(device: torch.device) -> Iterator[None]:
+def _isolated(device: torch.device) -> Iterator[None]:
     """Enable gradients; disable the caller's autocast, inference mode and hooks on saved tensors."""
     with (
         torch.inference_mode(False),

@@ -21,8 +21,8 @@ from torch import Tensor
 from relpos.core import Sinks
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
+from relpos.engines.streaming.cpu.head_threads import run_all, workers
 from relpos.engines.streaming.cpu.matmul import add_matmul
-from relpos.engines.streaming.cpu.side_by_side import run_all, workers
 from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.scores import Scores

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from relpos.engines.call import Call
+from relpos.engines.streaming.cpu.head_threads import run_all, workers
 from relpos.engines.streaming.cpu.matmul import add_matmul
-from relpos.engines.streaming.cpu.side_by_side import run_all, workers
 from relpos.engines.streaming.plan.chunks import Chunk
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.scores import Scores

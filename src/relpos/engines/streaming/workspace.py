@@ -10,7 +10,7 @@ A tile `x` with n rows and m keys is stored plainly or skewed: row r begins r * 
 `x` is a view of the buffer, and `whole(x, ...)` is the buffer with its dots. If the dots are 0, the column sums of the
 scores' gradient are the window's gradient, and a matrix product with `whole` multiplies each row by its own part of a
 matrix. A buffer keeps its zeros from tile to tile. Its rows have room for all keys of a block, each tile is written at
-the place of its keys, and only what the previous tile wrote elsewhere is cleared.
+the columns of its keys, and only what the previous tile wrote elsewhere is cleared.
 """
 
 from __future__ import annotations

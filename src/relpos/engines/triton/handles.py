@@ -16,20 +16,20 @@ from triton.compiler import CompiledKernel
 
 class Alignment:
     """Whether 16 divides where each tensor in some tuples begins, one bit for each. Asked of tuples like those that it
-    is made of, with tensors in the same places."""
+    is made of, with tensors at the same indices."""
 
     def __init__(self, *groups: tuple[Any, ...]) -> None:
-        self._places = [
-            (number, place)
-            for number, group in enumerate(groups)
-            for place, x in enumerate(group)
+        self._tensors = [
+            (group_index, index)
+            for group_index, group in enumerate(groups)
+            for index, x in enumerate(group)
             if isinstance(x, Tensor)
         ]
 
     def __call__(self, *groups: tuple[Any, ...]) -> int:
         bits = 1
-        for number, place in self._places:
-            bits = bits << 1 | (groups[number][place].data_ptr() % 16 == 0)
+        for group_index, index in self._tensors:
+            bits = bits << 1 | (groups[group_index][index].data_ptr() % 16 == 0)
         return bits
 
 

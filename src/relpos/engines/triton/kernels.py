@@ -30,7 +30,7 @@ from relpos.engines.triton.tiles import (
 
 
 @triton.jit
-def _place(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
+def _tile_of_program(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
     """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
 
     BACKWARDS: programs of the last tokens start first, because they have the most work.
@@ -50,7 +50,7 @@ def forward(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
-    start, number = _place(size.n, ROWS, allowed.right is not None)
+    start, number = _tile_of_program(size.n, ROWS, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
@@ -102,7 +102,7 @@ def backward_rows(
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The delta of ROWS queries of one head, <output, its gradient> - d_lse, and their shift."""
-    start, number = _place(up.count, ROWS)
+    start, number = _tile_of_program(up.count, ROWS)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
@@ -124,7 +124,7 @@ def backward_keys(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order."""
-    start, number = _place(size.m, COLUMNS)
+    start, number = _tile_of_program(size.m, COLUMNS)
     key_heads = size.heads // size.groups
     batch, key_head = number // key_heads, number % key_heads
     batch64, key_head64 = batch.to(tl.int64), key_head.to(tl.int64)
@@ -174,7 +174,7 @@ def backward_queries(
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of ROWS queries of one head."""
-    start, number = _place(size.n, ROWS, allowed.right is not None)
+    start, number = _tile_of_program(size.n, ROWS, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
@@ -209,23 +209,23 @@ def backward_queries(
 
 @triton.jit
 def _d_scores(
-    held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
-    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, SIDE: tl.constexpr,
+    tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+    D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, EDGE: tl.constexpr,
     FULL: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of one tile: SIDE queries and keys from `query_at` and `key_at` on, up to their stops.
+    """The gradient of the scores of one tile: EDGE queries and keys from `query_at` and `key_at` on, up to their stops.
 
-    `held` is its bias, which all tiles of a program share.
+    `tile_bias` is the bias of the tile, which all tiles of a program share.
     """
     batch64, head64 = batch.to(tl.int64), head.to(tl.int64)
     shared = head64 // size.groups
-    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, query_at, query_stop, qkv.q_n, SIDE, D, D_PAD, FULL)
-    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, SIDE, D, D_PAD, FULL)
-    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, SIDE, V, V_PAD, FULL)
-    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, SIDE, V, V_PAD, FULL)
-    shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, SIDE)
-    raw = dot_onto(query, tl.trans(key), held, PRECISION)
-    qi, kj = query_at + tl.arange(0, SIDE), key_at + tl.arange(0, SIDE)
+    query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, query_at, query_stop, qkv.q_n, EDGE, D, D_PAD, FULL)
+    key = rows(qkv.k + batch64 * qkv.k_b + shared * qkv.k_h, key_at, key_stop, qkv.k_n, EDGE, D, D_PAD, FULL)
+    value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, EDGE, V, V_PAD, FULL)
+    upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, EDGE, V, V_PAD, FULL)
+    shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, EDGE)
+    raw = dot_onto(query, tl.trans(key), tile_bias, PRECISION)
+    qi, kj = query_at + tl.arange(0, EDGE), key_at + tl.arange(0, EDGE)
     if not free:
         raw = tested(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE)
     weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
@@ -240,23 +240,23 @@ def _d_scores(
 def backward_pairs(
     partial, up, qkv, size, bias, allowed, dropout, batches, share,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    SIDE: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    EDGE: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of SIDE queries and keys of one head, summed over `share` elements of the batch."""
-    across = tl.cdiv(size.m, SIDE)
+    """The gradient of the scores of EDGE queries and keys of one head, summed over `share` elements of the batch."""
+    across = tl.cdiv(size.m, EDGE)
     tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    query_at, key_at = tile // across * SIDE, tile % across * SIDE
-    qi, kj = query_at + tl.arange(0, SIDE)[:, None], key_at + tl.arange(0, SIDE)[None, :]
-    held = bias_of(qi, kj, 0, head, size, bias)  # the batch shares the lines
-    summed = tl.zeros([SIDE, SIDE], SUM)
+    query_at, key_at = tile // across * EDGE, tile % across * EDGE
+    qi, kj = query_at + tl.arange(0, EDGE)[:, None], key_at + tl.arange(0, EDGE)[None, :]
+    tile_bias = bias_of(qi, kj, 0, head, size, bias)  # the batch shares the lines
+    summed = tl.zeros([EDGE, EDGE], SUM)
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
         summed += _d_scores(
-            held, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
-            D, V, D_PAD, V_PAD, SIDE, False, PRECISION, SCALE, UNIT,
+            tile_bias, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
+            D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
-    place = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
-    tl.store(place + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
+    first = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
+    tl.store(first + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
 
 
 @triton.jit
@@ -283,11 +283,11 @@ def sum_of_pairs(
 
 
 @triton.jit
-def _cells_at(cell, ahead, queries, keys, SIDE: tl.constexpr):
+def _cells_at(cell, ahead, queries, keys, EDGE: tl.constexpr):
     """The start and stop of a cell of queries, and of the cell of keys that is `ahead` before it on each axis."""
     query_row = queries.prefix + (cell[0] * queries.second + cell[1]) * queries.inner
     key_row = keys.prefix + ((cell[0] - ahead[0]) * keys.second + cell[1] - ahead[1]) * keys.inner
-    query_at, key_at = query_row + cell[2] * SIDE, key_row + (cell[2] - ahead[2]) * SIDE
+    query_at, key_at = query_row + cell[2] * EDGE, key_row + (cell[2] - ahead[2]) * EDGE
     return query_at, query_row + queries.inner, key_at, key_row + keys.inner
 
 
@@ -307,16 +307,16 @@ def _following(batch, cell, first, stop):
 def backward_table(
     partial, up, qkv, size, bias, allowed, dropout, batches, queries, keys,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr,
-    SIDE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a line bias between tokens, for one head and one difference of cells.
 
-    Queries and keys after their prefixes are divided into cells of at most SIDE tokens (a row of a grid, a part of a
+    Queries and keys after their prefixes are divided into cells of at most EDGE tokens (a row of a grid, a part of a
     sequence), arranged along three axes. All pairs of cells with one difference along these axes read the same entries
     of the table, once. Their tiles are summed, over cells and batch, and the diagonals of the sum are the gradient.
     EVEN: the differences of token indices are equal too, so that a mask by index may forbid all these pairs, or none.
-    FULL: all cells have SIDE tokens.
+    FULL: all cells have EDGE tokens.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     span_2, span_3 = queries.second + keys.second - 1, queries.third + keys.third - 1
@@ -331,36 +331,36 @@ def backward_table(
     stop = stop_1, stop_2, stop_3
     steps = batches * (stop_1 - first[0]) * (stop_2 - first[1]) * (stop_3 - first[2])
     if EVEN:
-        apart = (ahead_1 * keys.second + ahead_2) * keys.inner + ahead_3 * SIDE + queries.prefix - keys.prefix
+        apart = (ahead_1 * keys.second + ahead_2) * keys.inner + ahead_3 * EDGE + queries.prefix - keys.prefix
         if allowed.left is not None:
-            steps = tl.where(apart - SIDE < allowed.left, steps, 0)
+            steps = tl.where(apart - EDGE < allowed.left, steps, 0)
         if allowed.right is not None:
-            steps = tl.where(apart + SIDE > -allowed.right, steps, 0)
+            steps = tl.where(apart + EDGE > -allowed.right, steps, 0)
     free = not TESTED
-    if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.mine is None:
+    if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.query_segments is None:
         free = True
         if allowed.left is not None:
-            free = free & (apart + SIDE <= allowed.left + 1)
+            free = free & (apart + EDGE <= allowed.left + 1)
         if allowed.right is not None:
-            free = free & (apart - SIDE >= -allowed.right - 1)
+            free = free & (apart - EDGE >= -allowed.right - 1)
     batch, cell = number * 0, first
-    tokens = tl.arange(0, SIDE)
-    query_at, _, key_at, _ = _cells_at(cell, ahead, queries, keys, SIDE)
-    held = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
-    summed = tl.zeros([SIDE, SIDE], SUM)
+    tokens = tl.arange(0, EDGE)
+    query_at, _, key_at, _ = _cells_at(cell, ahead, queries, keys, EDGE)
+    tile_bias = bias_of(query_at + tokens[:, None], key_at + tokens[None, :], batch, head, size, bias)
+    summed = tl.zeros([EDGE, EDGE], SUM)
     for _ in range(steps):
-        query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, SIDE)
+        query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, EDGE)
         summed += _d_scores(
-            held, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
-            D, V, D_PAD, V_PAD, SIDE, FULL, PRECISION, SCALE, UNIT,
+            tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+            D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
         batch, cell = _following(batch, cell, first, stop)
-    # diagonals become columns: column x of row r holds key r + SIDE - x, at offset x - SIDE
-    at = tokens[:, None] + SIDE - tl.arange(0, 2 * SIDE)[None, :]
-    sheared = tl.gather(summed, tl.minimum(tl.maximum(at, 0), SIDE - 1), axis=1)
-    columns = tl.sum(tl.where((at >= 0) & (at < SIDE), sheared, 0.0), axis=0)
-    place = (head * tl.num_programs(0) + number).to(tl.int64) * 2 * SIDE
-    tl.store(partial + place + tl.arange(0, 2 * SIDE), columns)
+    # diagonals become columns: column x of row r holds key r + EDGE - x, at offset x - EDGE
+    at = tokens[:, None] + EDGE - tl.arange(0, 2 * EDGE)[None, :]
+    skewed = tl.gather(summed, tl.minimum(tl.maximum(at, 0), EDGE - 1), axis=1)
+    columns = tl.sum(tl.where((at >= 0) & (at < EDGE), skewed, 0.0), axis=0)
+    first = (head * tl.num_programs(0) + number).to(tl.int64) * 2 * EDGE
+    tl.store(partial + first + tl.arange(0, 2 * EDGE), columns)
 
 
 @triton.jit
@@ -370,7 +370,7 @@ def turn(
     HALF: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens of one head, rotated by their angles, or BACK by their negatives."""
-    start, number = _place(n, ROWS)
+    start, number = _tile_of_program(n, ROWS)
     batch64, head64 = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
     row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     pair = tl.arange(0, PAIRS_PAD)[None, :]

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, Sinks, keep
+from relpos.core import LineBias, Lines, Sinks, cached
 from relpos.engines.call import Call
 from relpos.engines.triton import spans, tiles
 from relpos.engines.triton.limits import HOPPERS, interpreting, power_of_2, shared_memory
@@ -33,7 +33,7 @@ class Launches:
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
         self.device, self.dtype, self.scale = call.q.device, call.q.dtype, call.scale
-        self.sides = [_Reader(x) for x in (call.q, call.k, call.v)]
+        self.readers = [_Reader(x) for x in (call.q, call.k, call.v)]
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
@@ -60,7 +60,7 @@ class Launches:
 
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
-        q, k, v = self.sides
+        q, k, v = self.readers
         return tiles.QKV(q.readable(call.q), *q.strides, k.readable(call.k), *k.strides, v.readable(call.v), *v.strides)
 
     def bias(self, call: Call) -> tiles.Bias:
@@ -78,7 +78,7 @@ class Launches:
         head = 0 if rows == 1 else length + 2 * pad
         if self.starts is not None:
             return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts)
-        query, key = keep(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
+        query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
         return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin)
 
@@ -124,9 +124,9 @@ class Launches:
         """Rows, columns, warps and stages of a kernel: fixed, so that sums have the same order in every run."""
         half = self.dtype in (torch.float16, torch.bfloat16)
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
-        roomy = shared_memory(self.device) >= HOPPERS
-        found = dict(SHAPES[kind, "half" if half else "full", classes[0 if roomy else min(1, len(classes) - 1)]])
-        if not roomy:  # the tiles of wider heads, without pipelining
+        large_memory = shared_memory(self.device) >= HOPPERS
+        found = dict(SHAPES[kind, "half" if half else "full", classes[0 if large_memory else min(1, len(classes) - 1)]])
+        if not large_memory:  # the tiles of wider heads, without pipelining
             found["num_stages"] = 1
         for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
             found[name] = min(found[name], max(16, power_of_2(count)))

@@ -43,24 +43,26 @@ def _spans(
     mask: Mask, low: Tensor | None, high: Tensor | None, n: int, m: int, device: torch.device
 ) -> tuple[Spans, Spans]:
     """The range that holds all that each block may see: correct for any mask, tight if order and segments ascend."""
-    seen = torch.ones(1, -(-n // COARSE), -(-m // COARSE), dtype=torch.bool, device=device)
+    visible = torch.ones(1, -(-n // COARSE), -(-m // COARSE), dtype=torch.bool, device=device)
     if low is not None or high is not None:
         least, most = _extremes(torch.arange(m, device=device) if mask.key_order is None else mask.key_order)
         if low is not None:
-            seen = seen & (most[:, None, :] >= _extremes(low)[0][:, :, None])
+            visible = visible & (most[:, None, :] >= _extremes(low)[0][:, :, None])
         if high is not None:
-            seen = seen & (least[:, None, :] <= _extremes(high)[1][:, :, None])
+            visible = visible & (least[:, None, :] <= _extremes(high)[1][:, :, None])
     if mask.query_segments is not None and mask.key_segments is not None:
         (first, last), (least, most) = _extremes(mask.query_segments), _extremes(mask.key_segments)
-        seen = seen & (most[:, None, :] >= first.clamp(min=0)[:, :, None]) & (least[:, None, :] <= last[:, :, None])
-    return _hull(seen, m), _hull(seen.mT, n)
+        visible = (
+            visible & (most[:, None, :] >= first.clamp(min=0)[:, :, None]) & (least[:, None, :] <= last[:, :, None])
+        )
+    return _hull(visible, m), _hull(visible.mT, n)
 
 
-def _hull(seen: Tensor, end: int) -> Spans:
-    count = seen.shape[2]
-    numbers = torch.arange(count, device=seen.device)
-    first = torch.where(seen, numbers, count).amin(dim=2)
-    last = torch.where(seen, numbers + 1, 0).amax(dim=2)
+def _hull(visible: Tensor, end: int) -> Spans:
+    count = visible.shape[2]
+    numbers = torch.arange(count, device=visible.device)
+    first = torch.where(visible, numbers, count).amin(dim=2)
+    last = torch.where(visible, numbers + 1, 0).amax(dim=2)
     found = torch.stack([first.clamp(max=count - 1), last], dim=2).mul(COARSE).clamp(max=end)
     found = torch.where(last[..., None] == 0, 0, found).to(torch.int32).contiguous()
     return Spans(found, 0 if found.shape[0] == 1 else found.stride(0))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, keep
+from relpos.core import LineBias, Lines, cached
 from relpos.core.line import Ramp
 from relpos.core.random import kept_pairs
 from relpos.engines.call import Call
@@ -60,7 +60,7 @@ def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable)
     kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
     partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
     kernel(partial, *rows, launches.batch, share, varying=varying)
-    order, begins = keep(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
+    order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
     result = torch.empty((launches.heads, length), dtype=launches.wide, device=launches.device)
     launches.once("sum", lambda: _sum_kernel(launches, length))(
         result,
@@ -79,10 +79,10 @@ def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable)
 def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
     """The kernel of the pairs, and how many elements of the batch each of its programs takes."""
     shape, n, m = launches.shape("table"), launches.n, launches.m
-    side = min(shape["ROWS"], max(16, power_of_2(max(n, m))))
-    across = cdiv(n, side) * cdiv(m, side)
+    edge = min(shape["ROWS"], max(16, power_of_2(max(n, m))))
+    across = cdiv(n, edge) * cdiv(m, edge)
     share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
-    tile = {"SIDE": side, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
+    tile = {"EDGE": edge, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (across, launches.heads, cdiv(launches.batch, share))
     return Kernel(kernels.backward_pairs, grid, {**launches.constants, **tile}), share
 
@@ -101,9 +101,9 @@ def _order(lines: Lines) -> tuple[Int[Tensor, " I"], Int[Tensor, " L"]]:
     return order.to(torch.int32), torch.searchsorted(entries[order], numbers).to(torch.int32)
 
 
-def _cells(prefix: int, sizes: tuple[int, ...], side: int) -> tiles.Cells:
+def _cells(prefix: int, sizes: tuple[int, ...], edge: int) -> tiles.Cells:
     first, second = (*(1,) * (MOST_AXES - len(sizes)), *sizes[:-1])
-    return tiles.Cells(prefix, sizes[-1], first, second, cdiv(sizes[-1], side))
+    return tiles.Cells(prefix, sizes[-1], first, second, cdiv(sizes[-1], edge))
 
 
 def _between_tokens(
@@ -113,19 +113,19 @@ def _between_tokens(
     axes = list(zip(query.sizes, key.sizes, query.strides, strict=True))
     axes = [axis for axis in axes if axis[:2] != (1, 1)] or axes[-1:]  # a grid with one column is a sequence
     query_sizes, key_sizes, inner_strides = zip(*axes, strict=True)
-    side = min(launches.shape("table")["ROWS"], max(16, power_of_2(max(query_sizes[-1], key_sizes[-1]))))
-    queries, keys = _cells(query.prefix, query_sizes, side), _cells(key.prefix, key_sizes, side)
+    edge = min(launches.shape("table")["ROWS"], max(16, power_of_2(max(query_sizes[-1], key_sizes[-1]))))
+    queries, keys = _cells(query.prefix, query_sizes, edge), _cells(key.prefix, key_sizes, edge)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
-    partial = result.new_empty(launches.heads, math.prod(spans[:2]), spans[2], 2, side)
-    launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, side))(
+    partial = result.new_empty(launches.heads, math.prod(spans[:2]), spans[2], 2, edge)
+    launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, edge))(
         partial, *rows, launches.batch, queries, keys, varying=varying
     )
-    # neighbouring cells of the last axis overlap by half: these are its offsets, from -SIDE times the key cells on
-    whole = result.new_zeros(launches.heads, partial.shape[1], spans[2] + 1, side)
+    # neighbouring cells of the last axis overlap by half: these are its offsets, from -EDGE times the key cells on
+    whole = result.new_zeros(launches.heads, partial.shape[1], spans[2] + 1, edge)
     whole[:, :, :-1] += partial[:, :, :, 0]
     whole[:, :, 1:] += partial[:, :, :, 1]
     lowest, count = -(keys.inner - 1), queries.inner + keys.inner - 1
-    sums = whole.flatten(2)[:, :, side * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
+    sums = whole.flatten(2)[:, :, edge * keys.third + lowest :][:, :, :count].unflatten(1, spans[:2])
     strides = (*(0,) * (MOST_AXES - len(inner_strides)), *inner_strides)
     before = sum((size - 1) * stride for size, stride in zip(keys[2:4], strides[:2], strict=True))
     start = query.start - key.start + lines.origin - before + lowest * strides[2]
@@ -133,11 +133,11 @@ def _between_tokens(
     view.copy_(sums)
 
 
-def _table_kernel(launches: Launches, queries: tiles.Cells, keys: tiles.Cells, spans: list[int], side: int) -> Kernel:
+def _table_kernel(launches: Launches, queries: tiles.Cells, keys: tiles.Cells, spans: list[int], edge: int) -> Kernel:
     shape = launches.shape("table")
     even = queries.second == keys.second and (queries.inner == keys.inner or spans[:2] == [1, 1])
-    tests = launches.tests(queries.inner % side == 0 and keys.inner % side == 0)
-    tile = {"SIDE": side, "EVEN": even, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
+    tests = launches.tests(queries.inner % edge == 0 and keys.inner % edge == 0)
+    tile = {"EDGE": edge, "EVEN": even, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (math.prod(spans), launches.heads)
     return Kernel(kernels.backward_table, grid, {**launches.constants, **tile, **tests})
 

@@ -67,7 +67,7 @@ class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
-    table has zeros on both sides, three times as many as a tile has rows or columns, so that no index needs a clamp.
+    table has zeros at both ends, three times as many as a tile has rows or columns, so that no index needs a clamp.
     """
 
     table: Any
@@ -93,10 +93,10 @@ class Allowed(NamedTuple):
     high_b: Any
     order: Any
     order_b: Any
-    mine: Any
-    mine_b: Any
-    theirs: Any
-    theirs_b: Any
+    query_segments: Any
+    query_segments_b: Any
+    key_segments: Any
+    key_segments_b: Any
 
 
 class Spans(NamedTuple):
@@ -115,7 +115,7 @@ class Dropout(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Queries or keys after their prefix: cells on three axes; the last axis divides `inner` tokens by SIDE."""
+    """Queries or keys after their prefix: cells on three axes; the last axis divides `inner` tokens by EDGE."""
 
     prefix: Any
     inner: Any
@@ -259,24 +259,24 @@ def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECI
 def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.constexpr):
     """The product, changed so that scores are -inf from the stops on and for pairs that are not allowed."""
     query, key = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
-    seen = (kj < key_stop) & (qi < query_stop)
+    inside = (kj < key_stop) & (qi < query_stop)
     if allowed.left is not None:
-        seen = seen & (kj >= qi - allowed.left)
+        inside = inside & (kj >= qi - allowed.left)
     if allowed.right is not None:
-        seen = seen & (kj <= qi + allowed.right)
+        inside = inside & (kj <= qi + allowed.right)
     if allowed.low is not None or allowed.high is not None:
         order = key
         if allowed.order is not None:
             order = tl.load(allowed.order + batch * allowed.order_b + key)
         if allowed.low is not None:
-            seen = seen & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
+            inside = inside & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
         if allowed.high is not None:
-            seen = seen & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
-    if allowed.mine is not None:
-        mine = tl.load(allowed.mine + batch * allowed.mine_b + query)
-        theirs = tl.load(allowed.theirs + batch * allowed.theirs_b + key)
-        seen = seen & (mine == theirs) & (mine >= 0)
-    return tl.where(seen, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
+            inside = inside & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
+    if allowed.query_segments is not None:
+        query_segment = tl.load(allowed.query_segments + batch * allowed.query_segments_b + query)
+        key_segment = tl.load(allowed.key_segments + batch * allowed.key_segments_b + key)
+        inside = inside & (query_segment == key_segment) & (query_segment >= 0)
+    return tl.where(inside, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
 
 
 @triton.jit
@@ -297,7 +297,7 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr):
     """The start and stop of full tiles of STEP keys that all SIZE queries may see; none if the mask has tensors."""
     low, high = 0, end // STEP * STEP
-    if allowed.low is not None or allowed.high is not None or allowed.mine is not None:
+    if allowed.low is not None or allowed.high is not None or allowed.query_segments is not None:
         high = 0
     if before is not None:
         low = tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP
@@ -307,7 +307,7 @@ def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.c
 
 
 @triton.jit
-def _places(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _offsets(start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """The offset of a tile in a matrix, 32-bit offsets of its numbers from there, and which of them are inside."""
     numbers, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
     inside = start + numbers < stop
@@ -321,7 +321,7 @@ def rows(
     pointer, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, FULL: tl.constexpr = False
 ):
     """SIZE rows of a matrix with row stride `row`, `[SIZE, PADDED]`; zeros from `stop` on. FULL: none are there."""
-    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    begin, at, inside = _offsets(start, stop, row, SIZE, WIDTH, PADDED)
     if FULL and PADDED == WIDTH:
         return tl.load(pointer + begin + at)
     else:
@@ -333,7 +333,7 @@ def write(
     pointer, x, start, stop, row, SIZE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Write what `rows` would read."""
-    begin, at, inside = _places(start, stop, row, SIZE, WIDTH, PADDED)
+    begin, at, inside = _offsets(start, stop, row, SIZE, WIDTH, PADDED)
     tl.store(pointer + begin + at, to(x, pointer.dtype.element_ty, PRECISION), mask=inside)
 
 

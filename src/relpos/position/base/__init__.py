@@ -1,1 +1,1 @@
-"""What mechanisms are made of: their base classes, their place in a model, and their names."""
+"""What mechanisms are made of: their base classes, what a model tells them, and their names."""

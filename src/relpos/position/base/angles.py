@@ -26,19 +26,19 @@ def frequencies(count: int, base: float) -> tuple[float, ...]:
 
 def angles(coordinates: Coordinates, bands: tuple[float, ...], device: torch.device) -> Float[Tensor, "_ N A P"]:
     """`coordinate[axis] * bands[p]` of every token, float64, with a batch axis of 1 or B; 0 for prefix tokens."""
-    return turned(places(coordinates, device), bands)
+    return turned(positions(coordinates, device), bands)
 
 
-def places(coordinates: Coordinates, device: torch.device) -> Float[Tensor, "_ N A"]:
+def positions(coordinates: Coordinates, device: torch.device) -> Float[Tensor, "_ N A"]:
     """Where every token is, float64, with a batch axis of 1 or B; 0 for prefix tokens."""
     found = coordinates.tokens(device).double()
     found = found if found.dim() == 3 else found[None]
     return torch.nn.functional.pad(found, (0, 0, coordinates.prefix, 0))
 
 
-def turned(places: Float[Tensor, "*N A"], bands: tuple[float, ...]) -> Float[Tensor, "*N A P"]:
-    """`place[axis] * bands[p]`, of places in float64."""
-    return places[..., None] * constant(bands, torch.float64, places.device)
+def turned(positions: Float[Tensor, "*N A"], bands: tuple[float, ...]) -> Float[Tensor, "*N A P"]:
+    """`position[axis] * bands[p]`, of positions in float64."""
+    return positions[..., None] * constant(bands, torch.float64, positions.device)
 
 
 def waves(angle: Float[Tensor, "*N A P"], layout: WaveLayout) -> Float[Tensor, "*N W"]:

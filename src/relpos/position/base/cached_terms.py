@@ -1,4 +1,4 @@
-"""The terms that a mechanism holds within the scopes of `position/base/scope.py`, and what they were made of."""
+"""Terms that a mechanism makes once within the scopes of `position/base/scope.py`, and when they may be used again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_keep
+from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_cache
 from relpos.core.private import hooks_on_saved_tensors, writes
 
 
-class Held(dict[Any, Terms]):
+class DecodingTerms(dict[Any, Terms]):
     """Terms by the arguments they were asked with, within `decoding`. They are valid only while their mechanism has its
     original tensors: `torch.func.functional_call` replaces these for one call."""
 
     def __init__(self, mechanism: nn.Module) -> None:
         super().__init__()
         groups = (group for part in mechanism.modules() for group in (part._parameters, part._buffers))
-        self._made_of = [(group, name, x) for group in groups for name, x in group.items()]
+        self._originals = [(group, name, x) for group in groups for name, x in group.items()]
 
-    def counts(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the mechanism still has its original tensors."""
-        for group, name, x in self._made_of:  # noqa: SIM110 - a generator takes twice as long
+        for group, name, x in self._originals:  # noqa: SIM110 - a generator takes twice as long
             if group.get(name) is not x:
                 return False
         return True
@@ -52,13 +52,13 @@ def end_forward(model: nn.Module, given: Any = None, output: Any = None) -> None
     if torch.compiler.is_compiling():
         return
     stack = _forwards.stack
-    for place in reversed(range(len(stack))):
-        if stack[place][0] is model:
-            del stack[place:]
+    for index in reversed(range(len(stack))):
+        if stack[index][0] is model:
+            del stack[index:]
             return
 
 
-class OnceAForward:
+class TermsOfForward:
     """Replaces `terms` of a mechanism within `reading_once`: returns the terms that the current forward already made.
 
     Args:
@@ -74,41 +74,43 @@ class OnceAForward:
     def __call__(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         if torch.compiler.is_compiling() or not _forwards.stack or hooks_on_saved_tensors():
             return self.make(queries, keys)
-        asked = self._asked(queries, keys)
-        if asked is None:
+        key_and_inputs = self._key_and_inputs(queries, keys)
+        if key_and_inputs is None:
             return self.make(queries, keys)
-        key, alive = asked
-        made = _forwards.stack[-1][1]
-        if key not in made:
-            made[key] = self.make(queries, keys), alive
-        return made[key][0]
+        key, inputs = key_and_inputs
+        terms_by_key = _forwards.stack[-1][1]
+        if key not in terms_by_key:
+            terms_by_key[key] = self.make(queries, keys), inputs
+        return terms_by_key[key][0]
 
-    def _asked(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Any, Any] | None:
-        """A key of all that the terms depend on, and the objects to keep alive because the key has their ids."""
+    def _key_and_inputs(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Any, Any] | None:
+        """A key of all that the terms depend on, and the objects to keep alive because the key holds their ids."""
         device: torch.device = self.mechanism.device  # type: ignore[assignment]
-        where = _place(queries), _place(keys)
-        if device.type == "meta" or None in where or not may_keep(device):
+        tokens = _key_of(queries), _key_of(keys)
+        if device.type == "meta" or None in tokens or not may_cache(device):
             return None
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        inside = [x for part in self.mechanism.modules() for x in (*part._parameters.values(), *part._buffers.values())]
-        weights = [x for x in inside if x is not None]
+        tensors = [
+            x for part in self.mechanism.modules() for x in (*part._parameters.values(), *part._buffers.values())
+        ]
+        weights = [x for x in tensors if x is not None]
         if any(x.is_inference() for x in weights):  # they have no version counter
             return None
         key = (
-            id(self.mechanism), OnceAForward.changes, where, stream, torch.is_grad_enabled(),
+            id(self.mechanism), TermsOfForward.changes, tokens, stream, torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type),
             *((id(x), writes(x), x.requires_grad) for x in weights),
         )  # fmt: skip
         return key, (self.mechanism, queries, keys, weights)
 
 
-def drop_once(attributes: dict[str, Any]) -> None:
-    """Remove a `OnceAForward` from a module's attributes, or from a copy's, which would ask the original."""
-    if isinstance(attributes.get("terms"), OnceAForward):
+def drop_terms_of_forward(attributes: dict[str, Any]) -> None:
+    """Remove a `TermsOfForward` from a module's attributes, or from a copy's, which would ask the original."""
+    if isinstance(attributes.get("terms"), TermsOfForward):
         del attributes["terms"]
 
 
-def _place(coordinates: Coordinates | None) -> Any:
+def _key_of(coordinates: Coordinates | None) -> Any:
     """A key for coordinates; None if their changes cannot be seen."""
     if isinstance(coordinates, Positions):
         values: Tensor = coordinates.values

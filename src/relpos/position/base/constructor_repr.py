@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 
-class WrittenOut(nn.Module):
+class ConstructorRepr(nn.Module):
     """Base of modules that print their constructor call, without their submodules."""
 
     def _arguments(self) -> dict[str, Any]:
@@ -21,9 +21,9 @@ class WrittenOut(nn.Module):
     def extra_repr(self) -> str:
         """The constructor's arguments that differ from their defaults."""
         defaults = inspect.signature(type(self)).parameters
-        own = self._arguments().items()
-        said = ((name, "..." if value is ... else repr(value)) for name, value in own)
-        return ", ".join(f"{name}={text}" for name, text in said if text != repr(defaults[name].default))
+        arguments = self._arguments().items()
+        texts = ((name, "..." if value is ... else repr(value)) for name, value in arguments)
+        return ", ".join(f"{name}={text}" for name, text in texts if text != repr(defaults[name].default))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"

@@ -1,4 +1,4 @@
-"""A module's twin: a second module with other tensors as its parameters, while the first stays as it is.
+"""A module in functional form: its twin has other tensors as its parameters, and the module stays as it is.
 
 `torch.func.functional_call` swaps the tensors of the module itself and swaps them back, which another thread sees. A
 twin is a second object instead. It has its own dictionaries of parameters, buffers and submodules and shares all else,

@@ -21,15 +21,15 @@ from relpos.core import (
     Terms,
     at_least_float32,
     lines,
-    may_keep,
-    require_sides,
+    may_cache,
+    require_queries_and_keys,
 )
 from relpos.core.checks import fail, shape_of, without_autocast
 from relpos.core.tree import unchecked
-from relpos.position.base.cached_terms import Held
+from relpos.position.base.cached_terms import DecodingTerms
 from relpos.position.base.mechanism import AS_IS, Mechanism
 
-_HELD = 256
+_FIRST_LENGTH = 256
 """Tokens of the shortest sequence whose terms a mechanism holds while it decodes."""
 
 
@@ -52,7 +52,7 @@ class OffsetBias(Mechanism):
     axes: ClassVar[int | None] = 1
     """The number of axes it supports; others raise. 1 reads a grid in raster order; None takes any coordinates."""
 
-    _answers_for_prefix: bool = False
+    _covers_prefix: bool = False
     """Whether `bias` already handles prefix pairs."""
 
     @abstractmethod
@@ -64,53 +64,53 @@ class OffsetBias(Mechanism):
         """The bias prefix to token, token to prefix, prefix to prefix; None for 0."""
         return None
 
-    def _as_seen(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
-        require_sides(queries, keys)
+    def _accepted(self, queries: Coordinates, keys: Coordinates | None) -> tuple[Coordinates, Coordinates | None]:
+        require_queries_and_keys(queries, keys)
         if self.axes == 1:
             return queries.raster(), None if keys is None else keys.raster()
-        for side, coordinates in (("queries", queries), ("keys", keys)):
+        for name, coordinates in (("queries", queries), ("keys", keys)):
             if coordinates is not None and self.axes is not None and coordinates.axes != self.axes:
-                wanted = f"{side} with {self.axes} axes for {type(self).__name__}"
+                wanted = f"{name} with {self.axes} axes for {type(self).__name__}"
                 fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
         return queries, keys
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        held = self._held
-        if held is None or torch.is_grad_enabled() or not held.counts():
-            return self._on(self._lines(queries, keys))
-        queries, keys = self._as_seen(queries, keys)
+        known = self._decoding_terms
+        if known is None or torch.is_grad_enabled() or not known.is_valid():
+            return self._terms_on(self._lines(queries, keys))
+        queries, keys = self._accepted(queries, keys)
         changing = isinstance(queries, Positions) or isinstance(keys, Positions)  # their tensor may be written to
         device = self.device
-        if changing or not may_keep(device):
-            return self._on(self._lines(queries, keys))
-        asked = (queries, keys, device)
-        terms = held.get(asked)
+        if changing or not may_cache(device):
+            return self._terms_on(self._lines(queries, keys))
+        key = (queries, keys, device)
+        terms = known.get(key)
         if terms is None:
-            terms = self._part_of_held(queries, keys, held)
-            for before in [key for key in list(held) if len(key) == len(asked)]:  # only the last call's is used again
-                held.pop(before, None)
-            held[asked] = terms
+            terms = self._part_of_longer(queries, keys, known)
+            for last in [one for one in list(known) if len(one) == len(key)]:  # only the last call's is used again
+                known.pop(last, None)
+            known[key] = terms
         return terms
 
-    def _part_of_held(self, queries: Coordinates, keys: Coordinates | None, held: Held) -> Terms:
-        """A part of the held terms of a long sequence, if it is equal; else new terms."""
-        sides = [side for side in (queries, keys) if side is not None]
+    def _part_of_longer(self, queries: Coordinates, keys: Coordinates | None, known: DecodingTerms) -> Terms:
+        """A part of the known terms of a longer sequence, if it is equal; else new terms."""
+        both = [one for one in (queries, keys) if one is not None]
         anywhere = self.axes == 1 and AS_IS in self.growth
-        if not anywhere or not all(isinstance(side, Sequence) and side.prefix == 0 for side in sides):
-            return self._on(self._lines(queries, keys))
-        first = min(side.low[0] for side in sides)  # only differences count
-        reach = max(side.high[0] for side in sides) - first + 1
-        long = max(_HELD, 1 << (reach - 1).bit_length()), self.device
-        if long not in held:
-            held[long] = self._on(lines(Sequence(long[0]), device=self.device))
-        parts = (slice(side.low[0] - first, side.high[0] - first + 1) for side in (sides[0], sides[-1]))
-        return held[long].narrow(*parts)
+        if not anywhere or not all(isinstance(one, Sequence) and one.prefix == 0 for one in both):
+            return self._terms_on(self._lines(queries, keys))
+        first = min(one.low[0] for one in both)  # only differences count
+        reach = max(one.high[0] for one in both) - first + 1
+        long = max(_FIRST_LENGTH, 1 << (reach - 1).bit_length()), self.device
+        if long not in known:
+            known[long] = self._terms_on(lines(Sequence(long[0]), device=self.device))
+        parts = (slice(one.low[0] - first, one.high[0] - first + 1) for one in (both[0], both[-1]))
+        return known[long].narrow(*parts)
 
-    def _beside(self) -> tuple[Term, ...]:
+    def _extra_terms(self) -> tuple[Term, ...]:
         """Terms that come with the bias, for any coordinates."""
         return ()
 
-    def _on(self, line: Lines) -> Terms:
+    def _terms_on(self, line: Lines) -> Terms:
         """Its terms on a line."""
         offsets = line.offsets()
         with without_autocast(line.query.device):  # values are computed in float32, also under autocast
@@ -121,13 +121,13 @@ class OffsetBias(Mechanism):
                     shape_of(values),
                     "Return one value per head for each entry of offsets.kind.",
                 )
-            if line.length != line.layout.tokens and not self._answers_for_prefix:
+            if line.length != line.layout.tokens and not self._covers_prefix:
                 own = self.prefix_bias()
                 three = values.new_zeros(values.shape[0], 3) if own is None else own
                 by_kind = torch.cat([values.new_zeros(values.shape[0], 1), three], dim=1)
                 values = torch.where(offsets.kind == int(Kind.TOKENS), values, spread(by_kind, offsets))
         bias = unchecked(LineBias, values=at_least_float32(values), lines=line)
-        return unchecked(Terms, items=(bias, *self._beside()))
+        return unchecked(Terms, items=(bias, *self._extra_terms()))
 
 
 def spread(by_kind: Float[Tensor, "H 4"], offsets: Offsets) -> Float[Tensor, "H L"]:

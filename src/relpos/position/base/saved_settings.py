@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core.checks import fail, shape_of
-from relpos.position.base.device import Located
+from relpos.position.base.device import HasDevice
 
 ENTRY = "_extra_state"
 """PyTorch's name for it in a state dict, after the name of the module."""
@@ -33,7 +33,7 @@ Settings = dict[str, Any]
 """Plain values, as JSON gives them back."""
 
 
-class SavesSettings(Located):
+class SavesSettings(HasDevice):
     """Base of modules that save settings beside their weights, and compare them where weights are loaded."""
 
     saved_settings: ClassVar[tuple[str, ...]] = ()
@@ -57,7 +57,7 @@ class SavesSettings(Located):
         if cls.saved_settings and cls.get_extra_state is nn.Module.get_extra_state:
             cls.get_extra_state = SavesSettings._encoded  # type: ignore[method-assign, assignment]  # PyTorch asks classes
 
-    def _settings_here(self) -> Settings:
+    def _own_settings(self) -> Settings:
         """The settings that loading compares."""
         return {name: plain(getattr(self, name, None)) for name in self.saved_settings}
 
@@ -75,8 +75,8 @@ class SavesSettings(Located):
 
     def _encoded(self) -> torch.Tensor:  # a separate name; `__init_subclass__` assigns it
         """The settings as a state dict holds them, as bytes. PyTorch knows this method as `get_extra_state`."""
-        self._check_landed()
-        return encoded(self._settings_here())
+        self._check_loaded()
+        return encoded(self._own_settings())
 
     @property
     def _extra_state(self) -> Tensor:
@@ -89,32 +89,32 @@ class SavesSettings(Located):
         Raises:
             ValueError: they differ, or cannot be read.
         """
-        self._require_saved(state, "")
+        self._require_equal(state, "")
 
-    def _require_saved(self, state: Any, name: str) -> None:
+    def _require_equal(self, state: Any, name: str) -> None:
         """Raise unless the settings of a state dict equal its own; `name` is the module's in its model."""
-        saved, own = decoded(state, name or type(self).__name__), self._settings_here()
+        saved, own = decoded(state, name or type(self).__name__), self._own_settings()
         if names := self._differing(own, saved):
             whose = " ".join(filter(None, (type(self).__name__, name)))
             expected, came = (", ".join(f"{one}={_text(all_.get(one))}" for one in names) for all_ in (own, saved))
             fail(f"weights of {whose} saved with {expected}", came, self._remedy(saved, names))
 
-    def _check_landed(self) -> None:
+    def _check_loaded(self) -> None:
         """Compare settings that a loader has put into their buffer, one tensor of a file at a time."""
-        landed = self._buffers.get(ENTRY)
-        if landed is not None:
+        loaded = self._buffers.get(ENTRY)
+        if loaded is not None:
             self._buffers[ENTRY] = None
-            if not landed.is_meta:  # else it is on a disk
-                self._require_saved(landed, "")
+            if not loaded.is_meta:  # else it is on a disk
+                self._require_equal(loaded, "")
 
     def settle(self, device: torch.device) -> None:
         if self._buffers.get(ENTRY) is not None:
-            self._check_landed()
-        if self._buffers["_here"] is None:  # as in `super().settle`, whose call takes time
+            self._check_loaded()
+        if self._buffers["_device_marker"] is None:  # as in `super().settle`, whose call takes time
             super().settle(device)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self._check_landed()
+        self._check_loaded()
         return super()._apply(fn, recurse)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -133,17 +133,17 @@ class SavesSettings(Located):
         if isinstance(found, Tensor) and (found.is_meta or is_in_torch_dispatch_mode()):
             pass  # there are no numbers to read
         elif isinstance(found, Tensor):
-            if self._settings_here():
-                self._require_saved(found, name)
+            if self._own_settings():
+                self._require_equal(found, name)
             else:
                 unexpected_keys.append(key)
-        elif self._expects_entry and self._has_entry() and not self._in_part(state_dict, prefix, missing_keys):
-            warn_without(self, name, missing_keys)
+        elif self._expects_entry and self._has_entry() and not self._is_of_others(state_dict, prefix, missing_keys):
+            warn_without_settings(self, name, missing_keys)
         load(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if key in missing_keys:
             missing_keys.remove(key)
 
-    def _in_part(self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]) -> bool:
+    def _is_of_others(self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]) -> bool:
         """Whether a state dict is of other modules: it has no weight of this one or, if this one has none, lacks
         some."""
         if next(self.parameters(), None) is None:
@@ -151,22 +151,22 @@ class SavesSettings(Located):
         return not any(name.startswith(prefix) for name in state_dict)
 
 
-_said_of: object = None
+_warned_load: object = None
 """The object that identifies the load with the last warning."""
 
 
-def warn_without(module: SavesSettings, name: str, load: object) -> None:
+def warn_without_settings(module: SavesSettings, name: str, load: object) -> None:
     """Warn, once per load, that weights come without settings.
 
     Args:
         module: the one that would compare them. name: its name in the model. load: an object that identifies the load.
     """
-    global _said_of  # modules share nothing else
-    if load is _said_of:
+    global _warned_load  # modules share nothing else
+    if load is _warned_load:
         return
-    _said_of = load
+    _warned_load = load
     whose = " ".join(filter(None, (type(module).__name__, name)))
-    own = ", ".join(f"{one}={_text(value)}" for one, value in module._settings_here().items())
+    own = ", ".join(f"{one}={_text(value)}" for one, value in module._own_settings().items())
     warnings.warn(
         f"the weights for {whose} do not say with which settings they were saved, as those of relpos from before it "
         f"saved them and of other libraries do not; here they are {own}. Check these, here and in other layers, and "
@@ -254,6 +254,6 @@ def require_settings(model: nn.Module, weights: Mapping[str, Tensor], *, known: 
             continue
         found = weights.get(f"{name}.{ENTRY}" if name else ENTRY)
         if found is None and module._has_entry() and module._expects_entry and not known:
-            warn_without(module, name, load)
+            warn_without_settings(module, name, load)
         if found is not None:
-            module._require_saved(found, name)
+            module._require_equal(found, name)

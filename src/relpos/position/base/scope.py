@@ -8,13 +8,19 @@ from contextlib import contextmanager
 from torch import nn
 
 from relpos.core.checks import fail, shape_of
-from relpos.position.base.cached_terms import Held, OnceAForward, begin_forward, drop_once, end_forward
+from relpos.position.base.cached_terms import (
+    DecodingTerms,
+    TermsOfForward,
+    begin_forward,
+    drop_terms_of_forward,
+    end_forward,
+)
 from relpos.position.base.mechanism import Mechanism
 
 
 @contextmanager
 def decoding(*modules: nn.Module) -> Iterator[None]:
-    """While tokens are decoded one by one, biases of these modules are read from what was made for the first token.
+    """While tokens are decoded one by one, biases of these modules are parts of the terms that the first token made.
 
     `LanguageModel.generate` is in such a scope. Inside it no weight of a position mechanism may change in place; where
     gradients are taken, and where `torch.func.functional_call` hands in other weights, nothing is kept.
@@ -33,14 +39,15 @@ def decoding(*modules: nn.Module) -> Iterator[None]:
         4
     """
     inside = _mechanisms(modules, "modules to decode with")
-    entered = [part for part in inside if part._held is None]  # of scopes inside one another the outer one counts
+    # of scopes inside one another the outer one counts
+    entered = [part for part in inside if part._decoding_terms is None]
     for part in entered:
-        part.__dict__["_held"] = Held(part)
+        part.__dict__["_decoding_terms"] = DecodingTerms(part)
     try:
         yield
     finally:
         for part in entered:
-            part.__dict__.pop("_held", None)
+            part.__dict__.pop("_decoding_terms", None)
 
 
 @contextmanager
@@ -88,13 +95,13 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
             handles.append(model.register_forward_pre_hook(begin_forward))
             handles.append(model.register_forward_hook(end_forward, always_call=True))
         for part in entered:
-            part.__dict__["terms"] = OnceAForward(part, part.terms)
+            part.__dict__["terms"] = TermsOfForward(part, part.terms)
         yield
     finally:
         for handle in handles:
             handle.remove()
         for part in entered:
-            drop_once(part.__dict__)
+            drop_terms_of_forward(part.__dict__)
 
 
 def _mechanisms(modules: tuple[nn.Module, ...], wanted: str) -> list[Mechanism]:

@@ -1,4 +1,4 @@
-"""The place of a mechanism in a model."""
+"""What a model tells a mechanism that is built for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relpos.position.base.tables import require_std
 
 @dataclass(frozen=True)
 class Site:
-    """The place of a mechanism in a model: all that the model tells it.
+    """What a model tells a mechanism that is built for it: heads, widths, tokens.
 
     Attributes:
         num_heads: query heads.

@@ -20,7 +20,7 @@ from relpos.core import (
     Sequence,
     Terms,
     at_least_float32,
-    keep,
+    cached,
     lines,
     read,
 )
@@ -59,35 +59,37 @@ class TableBias(OffsetBias):
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         table = at_least_float32(self._table())
-        return read(table, keep(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
+        return read(table, cached(offsets, self._settings(), table.device, lambda: self._rows(offsets)))
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        if self._held is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
+        if self._decoding_terms is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
             return super().terms(queries, keys)
         device = self.device
-        line, rows = keep(  # line and rows by one lookup, which shows in the time of small calls
-            self, (queries, keys, device, "rows"), device, lambda: self._ready(queries, keys, device),
+        line, rows = cached(  # line and rows by one lookup, which shows in the time of small calls
+            self, (queries, keys, device, "rows"), device, lambda: self._line_and_rows(queries, keys, device),
             lambda: bytes_of_lines(queries, keys),
         )  # fmt: skip
-        return self._on(line) if rows is None else self._read(line, rows)
+        return self._terms_on(line) if rows is None else self._read(line, rows)
 
-    def _ready(self, queries: Coordinates, keys: Coordinates | None, device: torch.device) -> tuple[Lines, Rows | None]:
-        line = lines(*self._as_seen(queries, keys), device=device)
+    def _line_and_rows(
+        self, queries: Coordinates, keys: Coordinates | None, device: torch.device
+    ) -> tuple[Lines, Rows | None]:
+        line = lines(*self._accepted(queries, keys), device=device)
         return line, self._rows_on(line)
 
-    def _on(self, line: Lines) -> Terms:
+    def _terms_on(self, line: Lines) -> Terms:
         rows = self._rows_on(line)
-        return super()._on(line) if rows is None else self._read(line, rows)
+        return super()._terms_on(line) if rows is None else self._read(line, rows)
 
     def _rows_on(self, line: Lines) -> Rows | None:
         """The rows that a line reads; None where the bias is more than a lookup of them."""
-        prefix_apart = line.length != line.layout.tokens and not self._answers_for_prefix
+        prefix_apart = line.length != line.layout.tokens and not self._covers_prefix
         if prefix_apart or getattr(self.bias, "__func__", None) is not TableBias.bias:  # it is overridden
             return None
-        return keep(line, self._settings(), line.query.device, lambda: self._rows(line.offsets()))
+        return cached(line, self._settings(), line.query.device, lambda: self._rows(line.offsets()))
 
     def _read(self, line: Lines, rows: Rows) -> Terms:
         values = read(at_least_float32(self._table()), rows)
         if values.dim() != 2 or values.shape[1] != line.length:  # the table was replaced
-            return super()._on(line)  # which raises
-        return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._beside()))
+            return super()._terms_on(line)  # which raises
+        return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._extra_terms()))

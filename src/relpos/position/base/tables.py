@@ -25,8 +25,8 @@ def require_window(window_size: object) -> tuple[int, ...]:
 
 def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
     """The smallest size along each axis whose offsets, -(size - 1) to size - 1, hold every query - key."""
-    sides = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
-    return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in sides)
+    bounds = zip(queries.low, queries.high, keys.low, keys.high, strict=True)
+    return tuple(max(qh - kl, kh - ql) + 1 for ql, qh, kl, kh in bounds)
 
 
 def require_within(sizes: tuple[int, ...], queries: object, keys: object | None) -> None:
@@ -34,14 +34,14 @@ def require_within(sizes: tuple[int, ...], queries: object, keys: object | None)
 
     Other coordinates say how far apart tokens are; `Positions` may declare more than occurs.
     """
-    sides = [queries] if keys is None else [queries, keys]
-    known = [side for side in sides if isinstance(side, COORDINATES) and side.axes == len(sizes)]
-    if len(known) < len(sides) or not any(isinstance(side, Positions) for side in known):
+    both = [queries] if keys is None else [queries, keys]
+    known = [one for one in both if isinstance(one, COORDINATES) and one.axes == len(sizes)]
+    if len(known) < len(both) or not any(isinstance(one, Positions) for one in known):
         return
     for axis, (size, needed) in enumerate(zip(sizes, covering(known[0], known[-1]), strict=True)):
         if needed > size:
-            said = [f"low={side.low}, high={side.high}" for side in known]
-            came = said[0] if len(said) == 1 else f"{said[0]} of queries and {said[1]} of keys"
+            texts = [f"low={one.low}, high={one.high}" for one in known]
+            came = texts[0] if len(texts) == 1 else f"{texts[0]} of queries and {texts[1]} of keys"
             remedy = 'Narrow low and high to what occurs, resize the table, or build it with beyond="clip".'
             wanted = (
                 f"Positions whose low and high are at most {size - 1} apart on axis {axis}, as far as the table goes"
@@ -63,8 +63,8 @@ def start_table(table: nn.Parameter, std: float) -> None:
         nn.init.trunc_normal_(table, std=std, a=-cut, b=cut)
 
 
-def geometric_places(size: int, new: int) -> list[float]:
-    """The places of the 2 size - 1 offsets of an axis among the 2 new - 1 of a larger one: BEiT's progression.
+def geometric_positions(size: int, new: int) -> list[float]:
+    """The positions of the 2 size - 1 offsets of an axis among the 2 new - 1 of a larger one: BEiT's progression.
 
     0, 1, 1 + r, 1 + r + r^2, ... and the same below 0, with the ratio r that puts the farthest at new - 1; the offsets
     themselves (r = 1) if the other axis is not larger.
@@ -77,16 +77,16 @@ def geometric_places(size: int, new: int) -> list[float]:
         else:
             low = ratio
     ratio = low if new > size > 2 else 1.0
-    side = [sum(ratio**n for n in range(count)) for count in range(1, size)]
-    return [*(-place for place in reversed(side)), 0.0, *side]
+    above = [sum(ratio**n for n in range(count)) for count in range(1, size)]
+    return [*(-position for position in reversed(above)), 0.0, *above]
 
 
-def read_between(image: Tensor, axis: int, places: list[float], new: int) -> Tensor:
-    """The image at offsets -(new - 1) to new - 1 along an axis: linear between its places, constant beyond them."""
-    stand = torch.tensor(places, dtype=torch.float64, device=image.device)
+def read_between(image: Tensor, axis: int, positions: list[float], new: int) -> Tensor:
+    """The image at offsets -(new - 1) to new - 1 along an axis: linear between its positions, constant beyond them."""
+    known = torch.tensor(positions, dtype=torch.float64, device=image.device)
     wanted = torch.arange(1 - new, new, dtype=torch.float64, device=image.device)
-    right = torch.searchsorted(stand, wanted).clamp(max=len(places) - 1)
+    right = torch.searchsorted(known, wanted).clamp(max=len(positions) - 1)
     left = (right - 1).clamp(min=0)
-    share = (wanted - stand[left]) / (stand[right] - stand[left]).clamp(min=1)  # places are at least 1 apart
+    share = (wanted - known[left]) / (known[right] - known[left]).clamp(min=1)  # positions are at least 1 apart
     share = share.clamp(0, 1).to(image.dtype).view(-1, *[1] * (image.dim() - 1 - axis))
     return torch.lerp(image.index_select(axis, left), image.index_select(axis, right), share)

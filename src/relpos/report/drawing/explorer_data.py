@@ -26,7 +26,7 @@ from torch import Tensor
 from relpos.core import Grid, LineVectors, Mask, Rotation, RowRule, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism, Preset, Site
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens, parts_of
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED, SITES
 
 STRENGTHS = (1, 4)

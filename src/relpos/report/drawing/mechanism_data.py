@@ -18,7 +18,7 @@ from torch import Tensor
 from relpos.core import Grid, LineBias, LineVectors, Mask, Rotation, RowRule, Scale, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism
-from relpos.position.base.mechanism import acts_in_attention, acts_on_tokens
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 from relpos.report.drawing.mechanism_picture import (
     MINUS,
     Axis,

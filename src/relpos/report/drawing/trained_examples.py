@@ -16,8 +16,9 @@ from torch import Tensor
 
 from relpos.core import Grid, Sequence
 from relpos.position import Mechanism, Site, find
-from relpos.position.base.mechanism import AS_IS, acts_in_attention, acts_on_tokens
+from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.saved_settings import with_settings
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 
 FILE = "examples.safetensors"
 HEADS, HEAD_DIM, SEED = 4, 16, 0

@@ -2,7 +2,7 @@
 
 The kernel reads a mask through its strides, so a Hankel view of a window (see `hankel`) is enough and nothing of size
 N x M is stored. The kernel also returns the log-sum-exp that the backward needs. On a grid without a mask the kernel
-usually computes all pairs (see `written_out`). Otherwise:
+usually computes all pairs (see `materialized_bias`). Otherwise:
 
                           prefix keys             other keys
     prefix queries        by `Forward`            by `Forward`
@@ -23,7 +23,7 @@ from torch import Tensor
 from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
-from relpos.engines.streaming.cpu import partial_softmax, written_out
+from relpos.engines.streaming.cpu import materialized_bias, partial_softmax
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.plan import planning
 from relpos.engines.streaming.plan.chunks import contiguous_rows
@@ -65,8 +65,9 @@ def supports(call: Call) -> bool:
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
-    written, make = written_out.suits(call), partial(HankelPlan, call, rows, keys, planning.PAIRS, bfloat16=False)
-    plan = make(unit=1.0, whole_columns=True, only_prefix=written)
+    materialized = materialized_bias.suits(call)
+    make = partial(HankelPlan, call, rows, keys, planning.PAIRS, bfloat16=False)
+    plan = make(unit=1.0, whole_columns=True, only_prefix=materialized)
     prefix, sinks = plan.query.prefix, call.terms.one(Sinks)
     call_out, call_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
@@ -74,17 +75,17 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
-    sunk = 0  # the first row whose result lacks the sink
-    if written:
-        written_out.attend(plan, q, k, v, call.scale, out, lse)
+    first_without_sink = 0  # the first row whose result lacks the sink
+    if materialized:
+        materialized_bias.attend(plan, q, k, v, call.scale, out, lse)
     else:
-        sunk = prefix
+        first_without_sink = prefix
         if prefix:
             Forward(call, make(unit=planning.log_base(call.q.dtype), only_prefix=True)).write(call_out, call_lse)
         _by_views(plan, q, k, v, call.scale, out, lse)
     if sinks is not None:
         logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
-        _merge(out[:, sunk:], lse[:, sunk:], logits.reshape(-1, 1, 1))
+        _merge(out[:, first_without_sink:], lse[:, first_without_sink:], logits.reshape(-1, 1, 1))
     return call_out, call_lse
 
 

@@ -68,14 +68,14 @@ class Columns:
     strides: tuple[int, ...]
 
     @property
-    def _side_by_side(self) -> bool:
+    def _is_one_view(self) -> bool:
         """Whether all columns are one view."""
         count = len(self.offsets)
         return len(self.sizes) == 2 and count > 1 and self.offsets == tuple(range(count))
 
     def read(self, values: Float[Tensor, "g L"]) -> Float[Tensor, "g *c W"]:
         """The entries that each column reads; a view for a single contiguous column."""
-        if self._side_by_side:
+        if self._is_one_view:
             view = self._view(values, self.offsets[-1], (len(self.offsets), *self.sizes), (1, *self.strides))
             return view.flip(1).flatten(2).contiguous()  # a flipped view may have another memory order
         views = [self._view(values, offset, self.sizes, self.strides).flatten(1) for offset in self.offsets]
@@ -83,7 +83,7 @@ class Columns:
 
     def add(self, values: Float[Tensor, "g L"], sums: Float[Tensor, "g c W"]) -> None:
         """Add to the entries that each column reads."""
-        if not self._side_by_side or len(self.offsets) > _MOST * self.sizes[1]:
+        if not self._is_one_view or len(self.offsets) > _MOST * self.sizes[1]:
             for number, offset in enumerate(self.offsets):
                 view = self._view(values, offset, self.sizes, self.strides)
                 view += sums[:, number].view(view.shape)

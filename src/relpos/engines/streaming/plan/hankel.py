@@ -227,7 +227,7 @@ class HankelPlan(TilePlan):
                 yield self._tile(mask, block, slice(first_key, prefix + tile_stop))
 
     def _tile(self, mask: Mask | None, block: Block, keys: slice) -> Tile:
-        """The tile of some keys, which may begin with all prefix keys, and the place of its window."""
+        """The tile of some keys, which may begin with all prefix keys, and the offset of its window."""
         prefix_keys = max(0, self.key.prefix - keys.start)
         keys, every = slice(keys.start + prefix_keys, keys.stop, keys.step), keys
         length, start = keys.stop - keys.start + (block.column_rows - 1) * block.skew, 0
@@ -336,7 +336,7 @@ class HankelPlan(TilePlan):
         (g, n, _), block = chunk.q.shape, chunk.block
         if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, tile.count)
-        first = self.joined_prefix - tile.prefix_keys  # later keys have the same place with and without a prefix
+        first = self.joined_prefix - tile.prefix_keys  # later keys have the same offset with and without a prefix
         room, keys = self.joined_prefix + block.most_keys, slice(first, first + tile.count)
         return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, keys)
 

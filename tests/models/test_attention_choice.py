@@ -14,7 +14,7 @@ from relpos.core import Grid, Sequence
 from relpos.layers import KeyValueCache, MultiHeadAttention
 from relpos.layers.block import BlockConfig
 from relpos.models import LanguageModel, VisionTransformer
-from relpos.models.attending import ATTENTIONS, AttentionChoice, pattern
+from relpos.models.attention_choice import ATTENTIONS, AttentionChoice, pattern
 
 SMALL: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 4, "vocab_size": 20, "context": 96}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ import torch
 
 from relpos.engines.call import Call
 
-_TOGETHER = 0.8
+_SHARED_EFFICIENCY = 0.8
 """Efficiency of threads that share each operation, relative to threads with heads of their own."""
 _LEAST = 2**23
 """Minimum scores per thread that justify waking it: 1,449 tokens and 8 heads for two threads. PyTorch's own threads
@@ -40,7 +40,7 @@ def workers(call: Call, shares: int) -> int:
 def _busy(shares: int, count: int, threads: int) -> float:
     """The fraction of all threads' time that does useful work."""
     rounds, each = -(-shares // count), threads // count
-    return shares / (rounds * count) * (each * count / threads) * (1 if each == 1 else _TOGETHER)
+    return shares / (rounds * count) * (each * count / threads) * (1 if each == 1 else _SHARED_EFFICIENCY)
 
 
 def run_all(works: Sequence[Callable[[], None]]) -> None:

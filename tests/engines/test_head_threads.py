@@ -20,7 +20,7 @@ from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5B
 from relpos.core import Coordinates, Grid, Mask, Sequence, Terms
 from relpos.engines import attention
 from relpos.engines.call import Call
-from relpos.engines.streaming.cpu import side_by_side
+from relpos.engines.streaming.cpu import head_threads
 from relpos.engines.streaming.plan import chunks
 from relpos.position import Mechanism
 
@@ -38,7 +38,7 @@ POSITIONS: dict[str, tuple[Callable[[], Mechanism | None], Coordinates]] = {
 @pytest.fixture(autouse=True)
 def threads_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every call is large enough for threads, and they may have a core each."""
-    monkeypatch.setattr(side_by_side, "_LEAST", 1)
+    monkeypatch.setattr(head_threads, "_LEAST", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(16), raising=False)
     before = torch.get_num_threads()
     yield
@@ -108,7 +108,7 @@ def test_a_table_that_all_heads_share(threads: int, batch: int) -> None:
 
 def test_the_number_of_threads_stays() -> None:
     """The caller's, and that of threads which begin later."""
-    side_by_side._started.cache_clear()
+    head_threads._started.cache_clear()
     prepared("sequence")(3)
     assert torch.get_num_threads() == 3
     with ThreadPoolExecutor(1) as pool:
@@ -118,7 +118,7 @@ def test_the_number_of_threads_stays() -> None:
 @pytest.mark.parametrize(("count", "each"), [(2, 1), (2, 3), (4, 1)])
 def test_each_thread_has_its_part(count: int, each: int) -> None:
     torch.set_num_threads(count * each)
-    side_by_side._started.cache_clear()
+    head_threads._started.cache_clear()
     together, seen = threading.Barrier(count), []
 
     def work() -> None:
@@ -126,7 +126,7 @@ def test_each_thread_has_its_part(count: int, each: int) -> None:
         torch.zeros(2**16).add_(1)  # an operation that threads share
         seen.append((threading.get_ident(), torch.get_num_threads()))
 
-    side_by_side.run_all([work] * count)
+    head_threads.run_all([work] * count)
     assert len({thread for thread, _ in seen}) == count
     assert {threads for _, threads in seen} == {each}
 
@@ -142,7 +142,7 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         started.append(thread)
         start(thread)
 
-    side_by_side._started.cache_clear()
+    head_threads._started.cache_clear()
     monkeypatch.setattr(threading.Thread, "start", start_one)
     torch.testing.assert_close(run(3), expected)
     monkeypatch.undo()
@@ -153,8 +153,8 @@ def test_no_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 AFTER_MAIN = """
 import atexit, sys, threading, torch, relpos
-from relpos.engines.streaming.cpu import side_by_side
-side_by_side._LEAST = 1
+from relpos.engines.streaming.cpu import head_threads
+head_threads._LEAST = 1
 torch.set_num_threads(2)
 bias, wait = relpos.T5Bias(4), threading.Event()
 
@@ -217,7 +217,7 @@ def test_an_error_reaches_the_caller() -> None:
     done: list[int] = []
     torch.set_num_threads(2)
     with pytest.raises(ValueError, match="of a share"):
-        side_by_side.run_all([fail, lambda: done.append(1)])
+        head_threads.run_all([fail, lambda: done.append(1)])
     assert done == [1]
 
 
@@ -233,15 +233,15 @@ def call(shares: int, tokens: int = 64, device: str = "meta") -> Call:
 def test_how_many_threads_take_heads(shares: int, threads: int, expected: int) -> None:
     """As many as share the heads about equally; what is left of PyTorch's threads is divided among them."""
     torch.set_num_threads(threads)
-    assert side_by_side.workers(call(shares, device="cpu"), shares) == expected
+    assert head_threads.workers(call(shares, device="cpu"), shares) == expected
 
 
 def test_where_threads_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(4)
-    assert side_by_side.workers(call(8), 8) == 1  # another device
-    monkeypatch.setattr(side_by_side, "_LEAST", 2**14)
-    assert side_by_side.workers(call(8, 64, "cpu"), 8) == 2  # 2**15 scores
-    assert side_by_side.workers(call(2, 64, "cpu"), 2) == 1
-    monkeypatch.setattr(side_by_side, "_LEAST", 1)
+    assert head_threads.workers(call(8), 8) == 1  # another device
+    monkeypatch.setattr(head_threads, "_LEAST", 2**14)
+    assert head_threads.workers(call(8, 64, "cpu"), 8) == 2  # 2**15 scores
+    assert head_threads.workers(call(2, 64, "cpu"), 2) == 1
+    monkeypatch.setattr(head_threads, "_LEAST", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
-    assert side_by_side.workers(call(8, device="cpu"), 8) == 1  # all threads would be on one core
+    assert head_threads.workers(call(8, device="cpu"), 8) == 1  # all threads would be on one core

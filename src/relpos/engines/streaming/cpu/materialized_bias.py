@@ -1,4 +1,4 @@
-"""The forward by PyTorch's flash kernel with its mask written out, for some heads, rows and keys at a time.
+"""The forward by PyTorch's flash kernel with the bias materialized, for some heads, rows and keys at a time.
 
 On a grid, one view serves only the rows of one column, so few that the kernel uses small blocks. A mask with a number
 for every pair lets it use its largest. About a million numbers are written at a time, since a larger mask would not

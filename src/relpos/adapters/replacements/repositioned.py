@@ -1,11 +1,11 @@
 """A module of another library whose own position is switched off and replaced by a mechanism.
 
 The mechanisms of a stack are one child, `positions`, of the module that holds the stack (the holder): their parameters
-are saved, moved and trained with it. Each layer keeps a `Placement`: the coordinates of its tokens and its mechanism.
-It asks the holder for that child at every call, because PEFT puts a wrapper there.
+are saved, moved and trained with it. Each layer keeps a `LayerPosition`: the coordinates of its tokens and its
+mechanism. It asks the holder for that child at every call, because PEFT puts a wrapper there.
 
-    tokens    place.embed(x)                     absolute mechanisms, before the first layer
-    scores    place.terms(queries, keys)         all others, in `Placed.attend_placed`
+    tokens    layer_position.embed(x)             absolute mechanisms, before the first layer
+    scores    layer_position.terms(queries, keys) all others, in `Repositioned.attend_repositioned`
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
-from relpos.adapters.replacements.frozen import Notice, Writes, frozen_unmeant
+from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail
-from relpos.core.private import asked_while_tracing
+from relpos.core.private import constant_while_tracing
 from relpos.models.positions import LayerPositions, in_use
 from relpos.position.base.device import settle
-from relpos.position.base.mechanism import AS_IS, Mechanism, acts_on_tokens
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.wrapped import acts_on_tokens
 
 CHILD = "positions"
 """Name of the mechanisms in the module that holds a stack."""
@@ -44,39 +45,44 @@ class ReplacedPositions(LayerPositions):
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
     _frozen_by_name = False
-    _notice: Notice | None = None
-    _start: Writes | None = None
+    _warning: FrozenWarning | None = None
+    _initial_writes: WriteCounts | None = None
 
-    def begin(self, notice: Notice) -> None:
+    def begin(self, warning: FrozenWarning) -> None:
         """Record the initial parameters and the warning to give."""
-        self._notice, self._start = notice, Writes(self)
+        self._warning, self._initial_writes = warning, WriteCounts(self)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As in any module. A call on this module, not on the model, counts as explicit."""
         self._frozen_by_name = not requires_grad
         return super().requires_grad_(requires_grad)
 
-    @asked_while_tracing
-    def notice(self, trained: bool) -> None:
+    @constant_while_tracing
+    def warn_if_frozen(self, trained: bool) -> None:
         """Warn, once per model, if it is trained and these mechanisms are frozen at their initial values
         unintentionally."""
-        if self._notice is None or self._notice.said or self._start is None or not frozen_unmeant(self):
+        if (
+            self._warning is None
+            or self._warning.given
+            or self._initial_writes is None
+            or not frozen_unintentionally(self)
+        ):
             return
-        if self._start.none_since(self):
-            self._notice.give(trained=trained)
+        if self._initial_writes.unwritten_since(self):
+            self._warning.give(trained=trained)
 
     def __getstate__(self) -> dict[str, Any]:
-        at_start = self._start is not None and self._start.none_since(self)
-        return {**self.__dict__, "_start": at_start}
+        at_start = self._initial_writes is not None and self._initial_writes.unwritten_since(self)
+        return {**self.__dict__, "_initial_writes": at_start}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._start = Writes(self) if state.get("_start") else None
+        self._initial_writes = WriteCounts(self) if state.get("_initial_writes") else None
 
 
 @dataclass
-class Placement:
-    """The coordinates of a module's tokens, and its mechanisms.
+class LayerPosition:
+    """What a layer uses of the mechanisms of its stack, and the coordinates of its tokens.
 
     Attributes:
         positions: the mechanisms of its stack.
@@ -103,11 +109,11 @@ class Placement:
         found: list[Mechanism] = in_use(self.child).sums()
         return found
 
-    def notice(self, q: Tensor) -> None:
+    def warn_if_frozen(self, q: Tensor) -> None:
         """In a call in training mode, warn if mechanisms are frozen at their initial values."""
         child = self.child if self.layer == 0 else None
         if isinstance(child, ReplacedPositions):
-            child.notice(q.requires_grad)
+            child.warn_if_frozen(q.requires_grad)
 
     def terms(self, queries: int, keys: int) -> Terms:
         """The position terms of the last `queries` of `keys` tokens.
@@ -160,7 +166,7 @@ def is_growing(coordinates: Coordinates) -> bool:
     return isinstance(coordinates, Sequence) and coordinates.prefix == 0
 
 
-class Placed(Retrofitted):
+class Repositioned(Retrofitted):
     """Common base of the mixins."""
 
     also_recorded = True  # there is no published version of a replaced position
@@ -170,20 +176,20 @@ class Placed(Retrofitted):
         fail(wanted, "one whose position was replaced", "Record it with torch.export.export.")
 
     @property
-    def place(self) -> Placement:
-        """The module's placement."""
-        found: Placement = self.made
+    def layer_position(self) -> LayerPosition:
+        """What the layer uses of its stack's mechanisms."""
+        found: LayerPosition = self.mechanism
         return found
 
     def added_for(self, name: str) -> Tensor:
         """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""
         own: Tensor | None = self._parameters.get(name)
-        if own is not None and own.is_meta and self.place.sums()[0].device == own.device:
+        if own is not None and own.is_meta and self.layer_position.sums()[0].device == own.device:
             return own  # `load_state_dict(assign=True)` reads it
         like: Tensor = self.cls_token
-        return self.place.embed(like.new_zeros(1, self.place.coordinates.count, like.shape[2]))
+        return self.layer_position.embed(like.new_zeros(1, self.layer_position.coordinates.count, like.shape[2]))
 
-    def attend_placed(
+    def attend_repositioned(
         self,
         q: Tensor,
         k: Tensor,
@@ -202,8 +208,8 @@ class Placed(Retrofitted):
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
         """
         if self.training and torch.is_grad_enabled():
-            self.place.notice(q)
-        settle(self.place.child, q.device)
+            self.layer_position.warn_if_frozen(q)
+        settle(self.layer_position.child, q.device)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
@@ -211,8 +217,8 @@ class Placed(Retrofitted):
     def terms_and_mask(
         self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
     ) -> tuple[Terms, Mask | None]:
-        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_placed`."""
-        terms = self.place.terms(queries, keys)
+        """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
+        terms = self.layer_position.terms(queries, keys)
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None
         return terms, mask_of(mask, queries, keys, causal=causal)
@@ -220,7 +226,7 @@ class Placed(Retrofitted):
 
 def is_retrofitted(module: nn.Module) -> bool:
     """Whether `relpos.retrofit` has swapped a module, and not `relpos.replace_position`."""
-    return is_swapped(module) and not isinstance(module, Placed)
+    return is_swapped(module) and not isinstance(module, Repositioned)
 
 
 def _added(mask: Tensor) -> Term:
@@ -230,7 +236,7 @@ def _added(mask: Tensor) -> Term:
     return DenseBias(mask.clamp(min=torch.finfo(mask.dtype).min / 4))
 
 
-def put_in_front(module: Any, mixin: type[Placed], place: Placement) -> None:
+def put_in_front(module: Any, mixin: type[Repositioned], layer_position: LayerPosition) -> None:
     """Put the mixin in front of a module's class and store its placement."""
     swap(module, mixin)
-    route(module).mechanism = place
+    route(module).mechanism = layer_position
