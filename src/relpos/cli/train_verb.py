@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jsonargparse import Namespace
 
 
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
+LIBRARIES = ("accelerate", "relpos.train")
 
 
 def require_names(arguments: Namespace) -> None:
@@ -33,12 +33,21 @@ def run(arguments: Namespace) -> None:
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
     from relpos.cli.bars import Description
-    from relpos.comparison.entry import note_on_batch
     from relpos.core.checks import fail, require_choice, require_int
     from relpos.files.writing import require_writable
     from relpos.models.pretrained import CARD
     from relpos.position import find
-    from relpos.train import OPTIMIZERS, Recipe, check_free, measured, require_precision, resolve_device, save, train
+    from relpos.train import (
+        OPTIMIZERS,
+        Recipe,
+        check_free,
+        measured,
+        note_on_batch,
+        require_precision,
+        resolve_device,
+        save,
+        train,
+    )
     from relpos.train import Progress as StepProgress
     from relpos.train.checkpointing import Checkpointing, StoppedError
     from relpos.train.processes import (

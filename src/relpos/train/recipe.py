@@ -125,6 +125,15 @@ class Recipe(ABC):
         """
 
 
+def note_on_batch(recipe: Recipe, task: Task, asked: int | None = None) -> str | None:
+    """A line if there are fewer training units than the recipe's or the requested batch size."""
+    usual = Recipe.of(task).batch_size if asked is None else asked
+    if recipe.batch_size >= usual:
+        return None
+    what = {"images": "images", "text": "bytes", "other": "inputs"}[task.kind]
+    return f"Batches of {recipe.batch_size} instead of {usual}: there are {task.sizes['train']} training {what}."
+
+
 IMAGE_RATES: Rates = {
     "adamw": (6e-3, 0.05),
     "lion": (3e-3, 0.1),
