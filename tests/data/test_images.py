@@ -138,7 +138,7 @@ def test_pictures_stand_where_the_probe_says(name: str, task: ImageFolder) -> No
 @pytest.mark.parametrize("canvas", [40, 48])
 def test_anywhere_is_anywhere(canvas: int, task: ImageFolder) -> None:
     one = probe(task, f"canvas/{canvas}/anywhere")
-    drawn = task._places(one, 4000, (SIDE, SIDE)).flatten(0, 1)
+    drawn = task._corners(one, 4000, (SIDE, SIDE)).flatten(0, 1)
     assert set(drawn[:, 0].tolist()) == set(drawn[:, 1].tolist()) == set(range(canvas - SIDE + 1))
     images, _ = task.examples(one, "test")
     for trials, picture, where in zip(images, task.pictures("test").numpy(), drawn.view(-1, 2, 2), strict=False):
@@ -208,7 +208,7 @@ def test_probes_at_other_sizes_stay_on_their_canvas(
         picture = task.picture_size
         if one.variant == "zoomed":
             picture = tuple(p * now // was for p, now, was in zip(picture, one.image_size, size, strict=True))
-        drawn = task._places(one, 50, picture).flatten(0, 1)
+        drawn = task._corners(one, 50, picture).flatten(0, 1)
         assert (drawn >= 0).all()
         assert (drawn + torch.tensor(picture) <= torch.tensor(one.image_size)).all()
     assert next(task.batches(4, 0))[0].shape == (4, 3, *size)

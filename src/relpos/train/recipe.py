@@ -183,7 +183,7 @@ class ImageRecipe(Recipe):
         arguments = self.arguments(task)
         if grid is not None:
             patch = cast("tuple[int, ...]", arguments["patch_size"])
-            arguments["img_size"] = tuple(side * one for side, one in zip(grid, patch, strict=True))
+            arguments["img_size"] = tuple(count * edge for count, edge in zip(grid, patch, strict=True))
         return VisionTransformer(**arguments, position=position)
 
 
