@@ -29,12 +29,18 @@ def told_by(statement: str, what: str) -> Any:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
-    """The modules in memory after each of three imports, one after another in one fresh process."""
+    """The modules in memory after each of three imports, one after another in one fresh process, and then after a run
+    that ends once its data and its recipe are known."""
     statement = """
+import contextlib, io
 found = {}
 for name in ("torch", "relpos", "relpos.cli"):
     __import__(name)
     found[name] = sorted(sys.modules)
+with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+    words = "train --position none --data text --accumulate 3 --out runs"
+    sys.modules["relpos.cli"].main(words.split())
+found["relpos train"], found["relpos train says"] = sorted(sys.modules), [said.getvalue()]
 """
     return {name: set(modules) for name, modules in told_by(statement, "found").items()}
 
@@ -74,3 +80,9 @@ for words in {calls!r}:
 def test_the_command_starts_without_what_its_verbs_need(loaded: dict[str, set[str]]) -> None:
     added = {name.split(".")[0] for name in loaded["relpos.cli"] - loaded["torch"]}
     assert not added & OPTIONAL, f"import relpos.cli loads {', '.join(sorted(added & OPTIONAL))}"
+
+
+def test_training_loads_neither_the_report_nor_what_it_needs(loaded: dict[str, set[str]]) -> None:
+    """Until the model card is written."""
+    assert any("accumulated parts divide" in line for line in loaded["relpos train says"])
+    assert not {"scipy", "sklearn", "matplotlib", "relpos.report"} & loaded["relpos train"]

@@ -140,10 +140,10 @@ def test_a_large_photograph_is_read_at_a_fraction_and_looks_the_same() -> None:
     assert abs(photograph - decode(file_of(image), (24, 24))).max() <= 3
 
 
-@pytest.mark.parametrize("side", [192, 100])
-def test_a_small_photograph_keeps_its_detail(side: int) -> None:
+@pytest.mark.parametrize("edge", [192, 100])
+def test_a_small_photograph_keeps_its_detail(edge: int) -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (24, 24), dtype=np.uint8)
-    image = Image.fromarray(blocks).resize((side, side), Image.Resampling.NEAREST)
+    image = Image.fromarray(blocks).resize((edge, edge), Image.Resampling.NEAREST)
     photograph = decode(file_of(image, "JPEG", quality=95), (24, 24)).astype(int)
     assert abs(photograph - decode(file_of(image), (24, 24))).mean() < 6
 
@@ -186,19 +186,19 @@ def test_what_is_broken_gets_a_reason_and_the_rest_its_pixels(tmp_path: Path) ->
 @pytest.fixture
 def no_picture(tmp_path: Path) -> Iterator[dict[str, Path]]:
     """What is no regular file under an image's name. A reader that opens the pipe meets a writer, and does not hang."""
-    places = {name: tmp_path / f"{name}.png" for name in ("folder", "pipe", "device", "socket", "circle", "linked")}
-    places["folder"].mkdir()
-    places["device"].symlink_to("/dev/null")
-    places["circle"].symlink_to(places["circle"])
-    places["linked"].symlink_to(tmp_path / "fine")
+    paths = {name: tmp_path / f"{name}.png" for name in ("folder", "pipe", "device", "socket", "circle", "linked")}
+    paths["folder"].mkdir()
+    paths["device"].symlink_to("/dev/null")
+    paths["circle"].symlink_to(paths["circle"])
+    paths["linked"].symlink_to(tmp_path / "fine")
     (tmp_path / "fine").write_bytes(stored(Image.fromarray(COLOURS)))
-    os.mkfifo(places["pipe"])
-    writer = threading.Thread(target=lambda: os.close(os.open(places["pipe"], os.O_WRONLY)), daemon=True)
+    os.mkfifo(paths["pipe"])
+    writer = threading.Thread(target=lambda: os.close(os.open(paths["pipe"], os.O_WRONLY)), daemon=True)
     writer.start()
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):  # a socket's address must be short
         server.bind("socket.png")
-    yield places
-    os.close(os.open(places["pipe"], os.O_RDONLY | os.O_NONBLOCK))
+    yield paths
+    os.close(os.open(paths["pipe"], os.O_RDONLY | os.O_NONBLOCK))
     writer.join()
 
 
@@ -269,8 +269,8 @@ def test_pixels_in_the_works_stay_within_the_limit(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(relpos.data.decode, "_plain", counted)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for number, side in enumerate((5, 20, 7, 20, 10, 20, 3, 20) * 3):
-        (tmp_path / f"{number:02}.png").write_bytes(stored(Image.new("L", (side, side), number)))
+    for number, edge in enumerate((5, 20, 7, 20, 10, 20, 3, 20) * 3):
+        (tmp_path / f"{number:02}.png").write_bytes(stored(Image.new("L", (edge, edge), number)))
     found = decode_all(sorted(tmp_path.iterdir()), (4, 4), max_pixels=500)
     assert [int(one[0, 0, 0]) for one in found if not isinstance(one, str)] == list(range(24))
     assert 400 < most <= 500, "several at a time, together no more than one may have"

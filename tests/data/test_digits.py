@@ -1,6 +1,6 @@
 """The digits task, against scikit-learn's own images: what is in each split, and where a digit is placed.
 
-How `CanvasTask` places pictures is proven in test_images.py. A digit's place is found by matching: an image is
+How `CanvasTask` pastes pictures is proven in test_images.py. A digit's corner is found by matching: an image is
 un-standardised (its background is 0, its brightest pixel 16), and every 8 x 8 window that holds all its ink is looked
 up among the 1,797 originals.
 """
@@ -35,8 +35,8 @@ def originals() -> dict[bytes, int]:
     return {image.astype(np.uint8).tobytes(): int(label) for image, label in zip(data.images, data.target, strict=True)}
 
 
-def places(images: Tensor, labels: Tensor) -> list[set[tuple[int, int]]]:
-    """Of each canvas where a digit of its label may stand on it: one place, or more for one with empty edges."""
+def corners(images: Tensor, labels: Tensor) -> list[set[tuple[int, int]]]:
+    """Of each canvas where a digit of its label may stand on it: one corner, or more for one with empty edges."""
     low, high = images.min(), images.max()
     found = []
     for image, label in zip(((images - low) / (high - low) * 16).round().numpy(), labels.tolist(), strict=True):
@@ -45,7 +45,7 @@ def places(images: Tensor, labels: Tensor) -> list[set[tuple[int, int]]]:
             range(max(0, rows.max() - 7), rows.min() + 1), range(max(0, columns.max() - 7), columns.min() + 1)
         )
         digits = {(r, c): image[r : r + 8, c : c + 8].astype(np.uint8).tobytes() for r, c in windows}
-        found.append({place for place, digit in digits.items() if originals().get(digit) == label})
+        found.append({corner for corner, digit in digits.items() if originals().get(digit) == label})
     return found
 
 
@@ -83,7 +83,7 @@ def test_batches_repeat_by_seed_and_differ_by_seed() -> None:
 def test_training_places_digits_inside_one_patch_cell_and_in_all_of_it() -> None:
     images, labels = next(task().batches(256, 0))
     met: Counter[tuple[int, int]] = Counter()
-    for here in places(images[:, 0], labels):
+    for here in corners(images[:, 0], labels):
         assert here & TRAINED, f"a digit at {here}"
         met.update(here & TRAINED)
     assert set(met) == TRAINED
@@ -110,10 +110,10 @@ EXPECTED = {
 def test_digits_stand_where_the_probe_says(name: str) -> None:
     (probe,) = (one for one in task().probes if one.id == name)
     images, labels = task().examples(probe, "test", slice(60))
-    met = [places(trial[:, 0], labels) for trial in images.unbind(1)]
+    met = [corners(trial[:, 0], labels) for trial in images.unbind(1)]
     for trials in zip(*met, strict=True):
         assert all(here & EXPECTED[name] for here in trials)
-        assert set.union(*trials) >= EXPECTED[name], "every place is used"
+        assert set.union(*trials) >= EXPECTED[name], "every corner is used"
 
 
 def test_probes_begin_with_the_plain_test_at_the_trained_size() -> None:
@@ -121,7 +121,7 @@ def test_probes_begin_with_the_plain_test_at_the_trained_size() -> None:
     assert (first.id, first.image_size) == ("test", task().image_size)
     assert [one.id for one in rest] == [
         *(f"shift/{shift}" for shift in (1, 2, 3)),
-        *(f"canvas/{side}/{where}" for side in (20, 24) for where in ("centred", "anywhere", "zoomed")),
+        *(f"canvas/{size}/{where}" for size in (20, 24) for where in ("centred", "anywhere", "zoomed")),
     ]
     for one in rest:
         assert one.image_size == ((int(one.x), int(one.x)) if one.group == "canvas" else (16, 16))

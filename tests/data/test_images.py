@@ -26,7 +26,7 @@ from relpos.data import ImageFolder, Probe, find_task
 from relpos.data.folder import Found, list_folder
 from relpos.data.images import _contents
 
-SIZE, PATCH, SIDE = 32, 4, 16
+SIZE, PATCH, EDGE = 32, 4, 16
 TRAINED = set(itertools.product(range(6, 10), repeat=2))
 TESTED = {(6, 6), (6, 8), (8, 6), (8, 8)}
 
@@ -38,7 +38,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(40):
         path = folder / f"class{number % 2}" / f"{number:02}.png"
         path.parent.mkdir(exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(path)
+        Image.fromarray(random.integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)).save(path)
     return folder
 
 
@@ -69,7 +69,7 @@ def canvases(task: ImageFolder, images: Tensor) -> np.ndarray:
     return torch.where(images == 0, -1.0, pixels.round()).numpy()
 
 
-def places(canvas: np.ndarray, picture: np.ndarray) -> tuple[int, int]:
+def corners(canvas: np.ndarray, picture: np.ndarray) -> tuple[int, int]:
     """Where a picture stands on a canvas that holds nothing else."""
     rows, columns = np.nonzero((canvas != -1).any(axis=0))
     row, column = int(rows.min()), int(columns.min())
@@ -107,9 +107,9 @@ def test_batches_place_pictures_inside_one_patch_cell_and_in_all_of_it(task: Ima
     for images, labels in itertools.islice(task.batches(7, 0), 24):
         for canvas, label in zip(canvases(task, images), labels.tolist(), strict=True):
             row, column = np.argwhere((canvas != -1).any(axis=0))[0]
-            seen = canvas[:, row : row + SIDE, column : column + SIDE].astype(np.uint8)
+            seen = canvas[:, row : row + EDGE, column : column + EDGE].astype(np.uint8)
             order.append(number[seen.tobytes()])
-            met.add(places(canvas, pictures[order[-1]]))
+            met.add(corners(canvas, pictures[order[-1]]))
             assert task.labels("train")[order[-1]] == label
     assert met == TRAINED
     for epoch in range(6):
@@ -131,44 +131,44 @@ def test_pictures_stand_where_the_probe_says(name: str, task: ImageFolder) -> No
     assert images.shape == (8, one.trials, 3, *one.image_size)
     assert torch.equal(labels, task.labels("test"))
     for trials, picture in zip(images, task.pictures("test").numpy(), strict=True):
-        found = [places(canvas, picture) for canvas in canvases(task, trials)]
-        assert sorted(found) == sorted(EXPECTED[name]), "each place once"
+        found = [corners(canvas, picture) for canvas in canvases(task, trials)]
+        assert sorted(found) == sorted(EXPECTED[name]), "each corner once"
 
 
 @pytest.mark.parametrize("canvas", [40, 48])
 def test_anywhere_is_anywhere(canvas: int, task: ImageFolder) -> None:
     one = probe(task, f"canvas/{canvas}/anywhere")
-    drawn = task._places(one, 4000, (SIDE, SIDE)).flatten(0, 1)
-    assert set(drawn[:, 0].tolist()) == set(drawn[:, 1].tolist()) == set(range(canvas - SIDE + 1))
+    drawn = task._corners(one, 4000, (EDGE, EDGE)).flatten(0, 1)
+    assert set(drawn[:, 0].tolist()) == set(drawn[:, 1].tolist()) == set(range(canvas - EDGE + 1))
     images, _ = task.examples(one, "test")
     for trials, picture, where in zip(images, task.pictures("test").numpy(), drawn.view(-1, 2, 2), strict=False):
-        assert [places(image, picture) for image in canvases(task, trials)] == [
-            tuple(place) for place in where.tolist()
+        assert [corners(image, picture) for image in canvases(task, trials)] == [
+            tuple(corner) for corner in where.tolist()
         ]
 
 
-@pytest.mark.parametrize(("canvas", "side"), [(40, 20), (48, 24)])
-def test_zoomed_grows_with_the_canvas(canvas: int, side: int, task: ImageFolder) -> None:
+@pytest.mark.parametrize(("canvas", "edge"), [(40, 20), (48, 24)])
+def test_zoomed_grows_with_the_canvas(canvas: int, edge: int, task: ImageFolder) -> None:
     images, _ = task.examples(probe(task, f"canvas/{canvas}/zoomed"), "test")
-    wanted = F.interpolate(task.pictures("test").float(), size=side, mode="bilinear", align_corners=False)
-    corner = (canvas - side) // 2
-    inside = images[:, 0, :, corner : corner + side, corner : corner + side]
+    wanted = F.interpolate(task.pictures("test").float(), size=edge, mode="bilinear", align_corners=False)
+    corner = (canvas - edge) // 2
+    inside = images[:, 0, :, corner : corner + edge, corner : corner + edge]
     torch.testing.assert_close(inside, (wanted - task.level.mean) / task.level.deviation)
     rest = images[:, 0].clone()
-    rest[:, :, corner : corner + side, corner : corner + side] = 0
+    rest[:, :, corner : corner + edge, corner : corner + edge] = 0
     assert not rest.any()
 
 
 @pytest.mark.parametrize("degrees", [90, 180, 270])
 def test_rotation_turns_every_pixel(degrees: int, task: ImageFolder) -> None:
     images, _ = task.examples(probe(task, f"rotation/{degrees}"), "test")
-    last = SIDE - 1
+    last = EDGE - 1
     for trials, picture in zip(images, task.pictures("test").numpy(), strict=True):
         turned = np.empty_like(picture)
-        for row, column in itertools.product(range(SIDE), repeat=2):  # counter-clockwise: the right edge comes up
+        for row, column in itertools.product(range(EDGE), repeat=2):  # counter-clockwise: the right edge comes up
             source = {90: (column, last - row), 180: (last - row, last - column), 270: (last - column, row)}[degrees]
             turned[:, row, column] = picture[:, source[0], source[1]]
-        assert {places(canvas, turned) for canvas in canvases(task, trials)} == TESTED
+        assert {corners(canvas, turned) for canvas in canvases(task, trials)} == TESTED
 
 
 def test_rotation_comes_where_asked(noise: Path, task: ImageFolder) -> None:
@@ -208,7 +208,7 @@ def test_probes_at_other_sizes_stay_on_their_canvas(
         picture = task.picture_size
         if one.variant == "zoomed":
             picture = tuple(p * now // was for p, now, was in zip(picture, one.image_size, size, strict=True))
-        drawn = task._places(one, 50, picture).flatten(0, 1)
+        drawn = task._corners(one, 50, picture).flatten(0, 1)
         assert (drawn >= 0).all()
         assert (drawn + torch.tensor(picture) <= torch.tensor(one.image_size)).all()
     assert next(task.batches(4, 0))[0].shape == (4, 3, *size)

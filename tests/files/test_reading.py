@@ -26,10 +26,10 @@ def test_json_comes_back(tree: Any) -> None:
 
 
 @given(PLAIN, st.integers(0, 10_000), st.binary(max_size=3), st.booleans())
-def test_damaged_json_is_json_or_an_error_of_one_line(tree: Any, place: int, bytes_: bytes, cut: bool) -> None:
+def test_damaged_json_is_json_or_an_error_of_one_line(tree: Any, offset: int, bytes_: bytes, cut: bool) -> None:
     text = json.dumps(tree).encode()
-    place %= len(text) + 1
-    damaged = text[:place] + bytes_ + (b"" if cut else text[place + len(bytes_) :])
+    offset %= len(text) + 1
+    damaged = text[:offset] + bytes_ + (b"" if cut else text[offset + len(bytes_) :])
     said = ""
     try:
         parse_json(damaged)

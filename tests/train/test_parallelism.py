@@ -199,10 +199,10 @@ def test_an_error_that_all_have_is_said_once(run_processes: Run, tmp_path: Path)
 FAILS = """
 import os, sys, time
 from datetime import timedelta
-from relpos.cli import ending
-ending._PATIENCE = timedelta(seconds=3)  # nothing is loaded any more
+from relpos.cli import errors
+errors._PATIENCE = timedelta(seconds=3)  # nothing is loaded any more
 if sys.argv[1] == os.environ["RANK"]:
-    ending.end("it broke", 2)
+    errors.end("it broke", 2)
 time.sleep(60)
 """
 

@@ -86,8 +86,8 @@ def test_every_damage_is_found(seed: int, store: SnapshotStore) -> None:
     data = bytearray(path.read_bytes())
     match draw.choice(("flip", "flip", "flip", "cut", "longer", "missing", "more")):
         case "flip":
-            place = draw.randrange(len(data))
-            data[place] ^= 1 << draw.randrange(8)
+            offset = draw.randrange(len(data))
+            data[offset] ^= 1 << draw.randrange(8)
             path.write_bytes(data)
         case "cut":
             path.write_bytes(data[: draw.randrange(len(data))])

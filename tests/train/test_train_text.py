@@ -28,7 +28,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 class Counting(nn.Module):
-    """Gives each byte the logits of a table, and another at places from `beyond` on."""
+    """Gives each byte the logits of a table, and another at positions from `beyond` on."""
 
     def __init__(self, beyond: int) -> None:
         super().__init__()
@@ -84,12 +84,12 @@ def test_bits_of_every_byte_in_pieces_of_the_probes_length(text: Text, index: in
     found = bits(model, text, probe, "test", CPU)
     read, follows = text.blocks("test")
     assert found.shape == read.shape
-    for place in (0, 255, 256, 299, 300, 700, 1023, 1024, 2047):
-        if place % probe.length >= 300:
-            assert found[0, place] == pytest.approx(8.0), "nothing is known there: eight bits"
+    for index in (0, 255, 256, 299, 300, 700, 1023, 1024, 2047):
+        if index % probe.length >= 300:
+            assert found[0, index] == pytest.approx(8.0), "nothing is known there: eight bits"
         else:
-            nats = -F.log_softmax(model.table[read[0, place]], dim=-1)[follows[0, place]]
-            assert found[0, place].item() == pytest.approx(nats.item() / math.log(2), rel=1e-5)
+            nats = -F.log_softmax(model.table[read[0, index]], dim=-1)[follows[0, index]]
+            assert found[0, index].item() == pytest.approx(nats.item() / math.log(2), rel=1e-5)
 
 
 def test_a_metric_of_text(text: Text) -> None:

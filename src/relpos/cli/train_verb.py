@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from relpos_command.requests import TrainRequest
 
 
-LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.train")
+LIBRARIES = ("accelerate", "relpos.train")
 
 
 def require_names(request: TrainRequest) -> None:
@@ -100,9 +100,8 @@ def _launch(devices: int) -> NoReturn:
 
 def _training(request: TrainRequest, device: torch.device, console: Console) -> TrainingRun:
     """What is trained: the task, the position and the recipe that were asked for."""
-    from relpos.comparison.entry import note_on_batch
     from relpos.position import find
-    from relpos.train import Recipe, TrainingRun
+    from relpos.train import Recipe, TrainingRun, note_on_batch
     from relpos.train.processes import Parallelism, world_size
 
     task = choose_task(request, console)

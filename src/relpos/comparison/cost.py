@@ -160,7 +160,7 @@ def sizes(settings: ComparisonSettings, task: Task, procedure: Procedure = OURS)
     for tokens in GROWING if growing and not settings.quick else larger:
         by = tokens / math.prod(task.grid)
         if by > 2:
-            grids.append(tuple(max(1, round(side * by ** (1 / len(task.grid)))) for side in task.grid))
+            grids.append(tuple(max(1, round(size * by ** (1 / len(task.grid)))) for size in task.grid))
     if growing:
         return (_size(grids[0]), *(TimedSize(grid, batch_size=1, depth=1, warm=1, rounds=5) for grid in grids[1:]))
     found = (_size(grid) for grid in grids)

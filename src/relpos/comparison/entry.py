@@ -26,7 +26,7 @@ from relpos.core.checks import fail
 from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report.page import write_report
-from relpos.train import Build, Evaluate, Procedure, Recipe, TrainingStep, build_swin
+from relpos.train import Build, Evaluate, Procedure, TrainingStep, build_swin, note_on_batch
 from relpos_command.requests import CompareRequest
 
 PAGE = "report.html"
@@ -252,12 +252,3 @@ def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Di
     display.say(f"Comparing {', '.join(settings.names)} on {settings.task}, in {folder}/{begun}")
     if comparison.kept_here is not None:
         display.say(f"All runs are in this process, since another could not be sent them: {comparison.kept_here}.")
-
-
-def note_on_batch(recipe: Recipe, task: Task, asked: int | None = None) -> str | None:
-    """A line if there are fewer training units than the recipe's or the requested batch size."""
-    usual = Recipe.of(task).batch_size if asked is None else asked
-    if recipe.batch_size >= usual:
-        return None
-    what = {"images": "images", "text": "bytes", "other": "inputs"}[task.kind]
-    return f"Batches of {recipe.batch_size} instead of {usual}: there are {task.sizes['train']} training {what}."

@@ -43,125 +43,127 @@ class Fingerprint:
         unknown: types of objects that cannot be inspected (an open file, a lock); two of them may differ.
     """
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, value: Any) -> None:
         self.unknown: list[str] = []
         self._seen: dict[int, tuple[int, Any]] = {}  # holds the object, so that its id is not reused
         digest = hashlib.sha256()
-        for part in self._parts(held):
+        for part in self._parts(value):
             digest.update(b"%d:" % len(part) + part)
         self.hex = digest.hexdigest()
 
-    def _parts(self, held: Any) -> Iterator[bytes]:
+    def _parts(self, value: Any) -> Iterator[bytes]:
         """An object's content as bytes, in a fixed order; an object met before gives its number."""
-        kind = type(held)
+        kind = type(value)
         yield _name(kind).encode()
         if kind in _PLAIN:
-            yield repr(held).encode()
+            yield repr(value).encode()
         elif kind is tuple:  # no number: equal constants may be one object or two
-            yield from self._all(held)
+            yield from self._all(value)
         elif kind in (set, frozenset):
-            inner = [Fingerprint(one) for one in held]
+            inner = [Fingerprint(x) for x in value]
             self.unknown += [name for one in inner for name in one.unknown]
             yield from sorted(one.hex.encode() for one in inner)
         elif kind is CodeType:
-            yield held.co_code
-            counts = (held.co_argcount, held.co_posonlyargcount, held.co_kwonlyargcount, held.co_flags)
-            names = (held.co_names, held.co_varnames, held.co_freevars, held.co_cellvars)
-            yield from self._all((*counts, *names, held.co_consts))
-        elif id(held) in self._seen:
-            yield b"%d" % self._seen[id(held)][0]
+            yield value.co_code
+            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
+            names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+            yield from self._all((*counts, *names, value.co_consts))
+        elif id(value) in self._seen:
+            yield b"%d" % self._seen[id(value)][0]
         else:
-            self._seen[id(held)] = (len(self._seen), held)
-            yield from self._looked_into(held)
+            self._seen[id(value)] = (len(self._seen), value)
+            yield from self._inspected(value)
 
-    def _all(self, held: Iterable[Any]) -> Iterator[bytes]:
-        inner = list(held)
+    def _all(self, values: Iterable[Any]) -> Iterator[bytes]:
+        inner = list(values)
         yield b"%d" % len(inner)
-        for one in inner:
-            yield from self._parts(one)
+        for value in inner:
+            yield from self._parts(value)
 
-    def _looked_into(self, held: Any) -> Iterator[bytes]:
-        match held:
-            case list() if type(held) is list:
-                yield from self._all(held)
-            case dict() | MappingProxyType() if type(held) in (dict, MappingProxyType):
-                yield from self._all(x for pair in held.items() for x in pair)
+    def _inspected(self, value: Any) -> Iterator[bytes]:
+        match value:
+            case list() if type(value) is list:
+                yield from self._all(value)
+            case dict() | MappingProxyType() if type(value) in (dict, MappingProxyType):
+                yield from self._all(x for pair in value.items() for x in pair)
             case Tensor():
-                yield from self._tensor(held)
+                yield from self._tensor(value)
             case partial():
-                yield from self._all((held.func, held.args, held.keywords))
+                yield from self._all((value.func, value.args, value.keywords))
             case MethodType():
-                yield from self._all((held.__func__, held.__self__))
+                yield from self._all((value.__func__, value.__self__))
             case ModuleType():
-                yield held.__name__.encode()
-                file = Path(getattr(held, "__file__", None) or "")
-                if not _is_library(held.__name__) and file.is_file():
+                yield value.__name__.encode()
+                file = Path(getattr(value, "__file__", None) or "")
+                if not _is_library(value.__name__) and file.is_file():
                     yield file.read_bytes()
             case BuiltinFunctionType():
-                yield _name(held).encode()
-                if not isinstance(held.__self__, ModuleType):
-                    yield from self._parts(held.__self__)
+                yield _name(value).encode()
+                if not isinstance(value.__self__, ModuleType):
+                    yield from self._parts(value.__self__)
             case FunctionType():
-                yield from self._function(held)
+                yield from self._function(value)
             case type():
-                yield _name(held).encode()
-                if not _is_library(held.__module__):
-                    yield from self._all((held.__bases__, {k: x for k, x in vars(held).items() if k not in _NOT_CODE}))
+                yield _name(value).encode()
+                if not _is_library(value.__module__):
+                    yield from self._all(
+                        (value.__bases__, {k: x for k, x in vars(value).items() if k not in _NOT_CODE})
+                    )
             case property():
-                yield from self._all((held.fget, held.fset, held.fdel))
+                yield from self._all((value.fget, value.fset, value.fdel))
             case staticmethod() | classmethod():
-                yield from self._parts(held.__func__)
+                yield from self._parts(value.__func__)
             case cached_property():
-                yield from self._parts(held.func)
-            case _ if isinstance(held, _BY_NAME):
-                yield held.__name__.encode()
+                yield from self._parts(value.func)
+            case _ if isinstance(value, _BY_NAME):
+                yield value.__name__.encode()
             case _:
-                yield from self._object(held)
+                yield from self._object(value)
 
-    def _function(self, held: FunctionType) -> Iterator[bytes]:
-        yield _name(held).encode()
-        if _is_library(held.__module__):
-            if held.__closure__:  # a library's closure differs by its values
-                yield from self._all(_cells(held))
+    def _function(self, value: FunctionType) -> Iterator[bytes]:
+        yield _name(value).encode()
+        if _is_library(value.__module__):
+            if value.__closure__:  # a library's closure differs by its values
+                yield from self._all(_cells(value))
             return
-        yield from self._parts(held.__code__)
-        yield from self._all((held.__defaults__, held.__kwdefaults__, vars(held)))
-        yield from self._all(_cells(held))
-        for name in sorted(_names(held.__code__)):
-            if name in held.__globals__:
+        yield from self._parts(value.__code__)
+        yield from self._all((value.__defaults__, value.__kwdefaults__, vars(value)))
+        yield from self._all(_cells(value))
+        for name in sorted(_names(value.__code__)):
+            if name in value.__globals__:
                 yield name.encode()
-                yield from self._parts(held.__globals__[name])
+                yield from self._parts(value.__globals__[name])
 
-    def _tensor(self, held: Tensor) -> Iterator[bytes]:
-        yield from self._all((tuple(held.shape), str(held.dtype), held.requires_grad))
-        if held.is_meta:
+    def _tensor(self, value: Tensor) -> Iterator[bytes]:
+        yield from self._all((tuple(value.shape), str(value.dtype), value.requires_grad))
+        if value.is_meta:
             return
         try:
-            plain = held.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
             yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         except (RuntimeError, NotImplementedError, TypeError):
-            self.unknown.append(_name(type(held)))
+            self.unknown.append(_name(type(value)))
 
-    def _object(self, held: Any) -> Iterator[bytes]:
+    def _object(self, value: Any) -> Iterator[bytes]:
         """An object's state as pickle sees it, one level at a time."""
-        yield from self._parts(type(held))
+        yield from self._parts(type(value))
         try:
-            made = held.__reduce_ex__(2)
+            reduced = value.__reduce_ex__(2)
         except Exception:  # the user's objects may raise anything
-            self.unknown.append(_name(type(held)))
+            self.unknown.append(_name(type(value)))
             return
-        if isinstance(made, str):
-            yield made.encode()
+        if isinstance(reduced, str):
+            yield reduced.encode()
             return
-        yield from self._all(list(one) if isinstance(one, Iterator) else one for one in made)
-        if hasattr(held, "__wrapped__"):  # a cache around a function
-            yield from self._parts(held.__wrapped__)
-        if hasattr(held, "__dict__") and not _is_library(type(held).__module__):
-            yield from self._parts(dict(vars(held)))  # also attributes that pickle omits
+        yield from self._all(list(x) if isinstance(x, Iterator) else x for x in reduced)
+        if hasattr(value, "__wrapped__"):  # a cache around a function
+            yield from self._parts(value.__wrapped__)
+        if hasattr(value, "__dict__") and not _is_library(type(value).__module__):
+            yield from self._parts(dict(vars(value)))  # also attributes that pickle omits
 
 
-def _name(held: Any) -> str:
-    return f"{getattr(held, '__module__', '')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
 
 
 def _names(code: CodeType) -> set[str]:

@@ -69,7 +69,7 @@ def run(
     peak = memory.mib()
     built = procedure.model(recipe, task, position) if model is None else model
     parts = {name: count.total for name, count in count_parameters(built).items()}
-    held = {name: [round(x, 6) for x in values] for name, values in asdict(curve).items()}
+    points = {name: [round(x, 6) for x in values] for name, values in asdict(curve).items()}
     run = Run(
         id=job.id,
         position=position,
@@ -77,7 +77,7 @@ def run(
         variant=job.variant,
         position_learning_rate_multiplier=job.multiplier,
         parameters=Parameters(sum(parts.values()), parts.get("position", 0), parts),
-        curve=CurveRecord(**held),
+        curve=CurveRecord(**points),
         train_seconds=round(seconds, 2),
         threads=settings.threads,
         metrics=[],

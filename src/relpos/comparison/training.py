@@ -89,11 +89,13 @@ def load_run(folder: Path, model: nn.Module) -> None:
     """
     from safetensors.torch import load_file
 
-    kept, own = load_file(weights_of(folder)), model.state_dict()
-    for name in [*own, *(name for name in kept if name not in own)]:
-        if is_settings(name) and name in own:  # loading compares them; old files lack them
+    stored, expected = load_file(weights_of(folder)), model.state_dict()
+    for name in [*expected, *(name for name in stored if name not in expected)]:
+        if is_settings(name) and name in expected:  # loading compares them; old files lack them
             continue
-        expected, came = (shape_of(x) if isinstance(x, Tensor) else "none" for x in (own.get(name), kept.get(name)))
-        if name not in own or name not in kept or own[name].shape != kept[name].shape:
-            fail(f"{name} in {weights_of(folder)} as the model has it: {expected}", came, "Compare in another folder.")
-    model.load_state_dict(kept)
+        wanted, came = expected.get(name), stored.get(name)
+        if wanted is None or came is None or wanted.shape != came.shape:
+            of_model, of_file = (shape_of(x) if isinstance(x, Tensor) else "none" for x in (wanted, came))
+            what = f"{name} in {weights_of(folder)} as the model has it: {of_model}"
+            fail(what, of_file, "Compare in another folder.")
+    model.load_state_dict(stored)

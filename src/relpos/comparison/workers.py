@@ -119,12 +119,12 @@ def main_left_out() -> Iterator[None]:
 
     No worker needs it, and a script that compares at its top level would compare in every worker.
     """
-    own = sys.modules["__main__"]
+    main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = own
+        sys.modules["__main__"] = main
 
 
 def _nothing() -> None:

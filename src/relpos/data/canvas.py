@@ -34,7 +34,7 @@ _VARIANTS = (
     ("zoomed", 1, "in the middle and zoomed with the canvas"),
 )
 
-CanvasPlace = tuple[int, int]
+Corner = tuple[int, int]
 """Row and column of a picture's upper left corner."""
 
 
@@ -47,26 +47,26 @@ class Level:
     background: Float[Tensor, "C 1 1"]
 
 
-def _middle(canvas: tuple[int, int], picture: tuple[int, int]) -> CanvasPlace:
+def _middle(canvas: tuple[int, int], picture: tuple[int, int]) -> Corner:
     return (canvas[0] - picture[0]) // 2, (canvas[1] - picture[1]) // 2
 
 
 class CanvasTask(ImageTask):
     """Pictures of one size, `picture_size`, each on a canvas of `image_size`, the model's input.
 
-    The margin is at least two patches on every side, so that every shift stays on the canvas.
+    The margin is at least two patches at every edge, so that every shift stays on the canvas.
 
     Attributes:
         subject: the word for a picture in the probes' descriptions.
         turned: whether there are probes with rotated pictures, which must be square.
         picture_size: (rows, columns) of a picture.
-        first_place: the upper left of the training places, which cover one patch cell.
+        first_corner: the first of the corners that training uses; together they cover one patch cell.
     """
 
     subject: ClassVar[str]
     turned: bool = False
     picture_size: tuple[int, int]
-    first_place: CanvasPlace
+    first_corner: Corner
 
     @property
     @abstractmethod
@@ -82,20 +82,20 @@ class CanvasTask(ImageTask):
         splits: tuple[Split, ...] = ("train", "validation", "test")
         return {split: len(self.labels(split)) for split in splits}
 
-    def _cell(self) -> list[CanvasPlace]:
-        """Every place that training uses."""
-        row, column = self.first_place
+    def _cell(self) -> list[Corner]:
+        """Every corner that training uses."""
+        row, column = self.first_corner
         rows, columns = self.patch_size
         return [(row + down, column + right) for down in range(rows) for right in range(columns)]
 
-    def _place(
-        self, pictures: Num[Tensor, "n C height width"], places: Int[Tensor, "n 2"], canvas: tuple[int, int]
+    def _paste(
+        self, pictures: Num[Tensor, "n C height width"], corners: Int[Tensor, "n 2"], canvas: tuple[int, int]
     ) -> Float[Tensor, "n C rows columns"]:
-        """Each picture at its place on its own canvas, standardised."""
+        """Each picture with its corner there on a canvas of its own, standardised."""
         count, _, height, width = pictures.shape
         level = self.level
         images = level.background.repeat(count, 1, *canvas)
-        for image, picture, (row, column) in zip(images, pictures, places.tolist(), strict=True):
+        for image, picture, (row, column) in zip(images, pictures, corners.tolist(), strict=True):
             image[:, row : row + height, column : column + width] = picture
         return (images - level.mean) / level.deviation
 
@@ -111,10 +111,10 @@ class CanvasTask(ImageTask):
         for epoch in itertools.count():
             order = torch.randperm(len(labels), generator=generator)
             for number, chosen in enumerate(order.split(batch_size)[:an_epoch], epoch * an_epoch):
-                places = cell[torch.randint(len(cell), (batch_size,), generator=generator)]
+                corners = cell[torch.randint(len(cell), (batch_size,), generator=generator)]
                 if number < start:
                     continue
-                yield self._place(pictures[chosen], places, self.image_size), labels[chosen]
+                yield self._paste(pictures[chosen], corners, self.image_size), labels[chosen]
 
     def _canvases(self) -> list[tuple[int, int]]:
         """Canvases about 1.25 and 1.5 times as large, in whole patches."""
@@ -124,8 +124,10 @@ class CanvasTask(ImageTask):
     @cached_property
     def probes(self) -> tuple[ImageProbe, ...]:
         trained, subject = self.image_size, self.subject
-        places = len(self._trained_places())
-        test = ImageProbe("test", "test", "test", None, 0, f"Test {subject}s placed as in training.", trained, places)
+        placements = len(self._trained_corners())
+        test = ImageProbe(
+            "test", "test", "test", None, 0, f"Test {subject}s placed as in training.", trained, placements
+        )
         steps = sorted({max(1, min(self.patch_size) * halves // 2) for halves in (1, 2, 3)})
         shifts = [
             ImageProbe(
@@ -162,7 +164,7 @@ class CanvasTask(ImageTask):
                 variant=None,
                 x=degrees,
                 image_size=trained,
-                trials=places,
+                trials=placements,
                 description=f"Placed as in training, each {subject} turned {degrees} degrees counter-clockwise.",
             )
             for degrees in TURNS
@@ -170,30 +172,30 @@ class CanvasTask(ImageTask):
         ]
         return (test, *shifts, *canvases, *turns)
 
-    def _trained_places(self) -> list[CanvasPlace]:
-        """Up to four evenly spaced places of the training cell: every phase in steps of half a patch."""
-        row, column = self.first_place
-        downs, rights = (sorted({0, side // 2}) for side in self.patch_size)
+    def _trained_corners(self) -> list[Corner]:
+        """Up to four evenly spaced corners of the training cell: every phase in steps of half a patch."""
+        row, column = self.first_corner
+        downs, rights = (sorted({0, edge // 2}) for edge in self.patch_size)
         return [(row + down, column + right) for down in downs for right in rights]
 
-    def _places(self, probe: ImageProbe, count: int, picture: tuple[int, int]) -> Int[Tensor, "n trials 2"]:
-        """All places of each of `count` pictures; the same on every call."""
+    def _corners(self, probe: ImageProbe, count: int, picture: tuple[int, int]) -> Int[Tensor, "n trials 2"]:
+        """All corners of each of `count` pictures; the same on every call."""
         canvas = probe.image_size
         middle = _middle(canvas, picture)
         if probe.variant == "anywhere":
             ends = torch.tensor([canvas[0] - picture[0] + 1, canvas[1] - picture[1] + 1])
             generator = torch.Generator().manual_seed(canvas[0])
             drawn = torch.randint(int(ends.max()), (count, probe.trials, 2), generator=generator)
-            return drawn * ends // ends.max()  # scale the draws down for the shorter side
-        places = [middle]
+            return drawn * ends // ends.max()  # scale the draws down for the shorter edge
+        corners = [middle]
         if probe.group in ("test", "rotation"):
-            places = self._trained_places()
+            corners = self._trained_corners()
         elif probe.group == "shift":
-            (row, column), (rows, columns), shift = self.first_place, self.patch_size, int(probe.x)
+            (row, column), (rows, columns), shift = self.first_corner, self.patch_size, int(probe.x)
             downs = (row - shift, middle[0], row + rows - 1 + shift)
             rights = (column - shift, middle[1], column + columns - 1 + shift)
-            places = [(down, right) for down in downs for right in rights if (down, right) != middle]
-        return torch.tensor(places).expand(count, -1, -1)
+            corners = [(down, right) for down in downs for right in rights if (down, right) != middle]
+        return torch.tensor(corners).expand(count, -1, -1)
 
     def examples(
         self, probe: ImageProbe, split: Split, chosen: slice = slice(None)
@@ -201,13 +203,13 @@ class CanvasTask(ImageTask):
         pictures, labels = self.pictures(split), self.labels(split)
         count, pictures, labels = len(labels), pictures[chosen], labels[chosen]
         if probe.variant == "zoomed":
-            sides = zip(self.picture_size, probe.image_size, self.image_size, strict=True)
-            zoomed = [picture * now // before for picture, now, before in sides]
+            edges = zip(self.picture_size, probe.image_size, self.image_size, strict=True)
+            zoomed = [picture * now // before for picture, now, before in edges]
             pictures = F.interpolate(pictures.float(), size=zoomed, mode="bilinear", align_corners=False)
         if probe.group == "rotation":
             pictures = torch.rot90(pictures, int(probe.x) // 90, dims=(2, 3))
         height, width = pictures.shape[2:]
-        places = self._places(probe, count, (height, width))[chosen]
+        corners = self._corners(probe, count, (height, width))[chosen]
         repeated = pictures.repeat_interleave(probe.trials, dim=0)
-        images = self._place(repeated, places.flatten(0, 1), probe.image_size)
+        images = self._paste(repeated, corners.flatten(0, 1), probe.image_size)
         return images.unflatten(0, (-1, probe.trials)), labels

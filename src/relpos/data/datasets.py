@@ -27,7 +27,7 @@ from relpos.data.text import FIRST_ON_TEXT, STANDARD_ON_TEXT
 
 _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _ALONG = 8
-"""Minimum number of patches along a side if the user gives no patch size."""
+"""Minimum number of patches along height and width if the user gives no patch size."""
 _LOOKED_AT = 8
 """Items per split in the fingerprint of a dataset that is not made of tensors."""
 
@@ -39,12 +39,12 @@ def of_datasets(given: Sequence[Any], patch: tuple[int, int] | None = None) -> T
         ValueError: there are not three, one is no dataset or empty, or patches do not divide the images.
     """
     splits = {}
-    for name, held in zip(_SPLITS, given, strict=True):
-        is_tensors = isinstance(held, tuple) and held and all(isinstance(x, Tensor) for x in held)
-        dataset = TensorDataset(*held) if is_tensors else held
+    for name, data in zip(_SPLITS, given, strict=True):
+        is_tensors = isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data)
+        dataset = TensorDataset(*data) if is_tensors else data
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, str):
             remedy = "Pass one with __len__ and __getitem__, or a tuple of tensors."
-            fail(f"a dataset for {name}", shape_of(held), remedy)
+            fail(f"a dataset for {name}", shape_of(data), remedy)
         if len(dataset) == 0:
             fail(f"a dataset for {name} with items", "an empty one", "Put some into it.")
         splits[name] = dataset
@@ -66,14 +66,14 @@ def _is_image_with_class(item: Any) -> bool:
 
 
 def _patch(image: tuple[int, ...], asked: tuple[int, int] | None) -> tuple[int, int]:
-    """The requested patch, else the largest that leaves at least `_ALONG` along each side."""
+    """The requested patch, else the largest that leaves at least `_ALONG` along height and width."""
     if asked is None:
         rows, columns = (
-            max(one for one in range(1, side + 1) if side % one == 0 and (side // one >= _ALONG or one == 1))
-            for side in image
+            max(one for one in range(1, edge + 1) if edge % one == 0 and (edge // one >= _ALONG or one == 1))
+            for edge in image
         )
         return rows, columns
-    if any(side % one for side, one in zip(image, asked, strict=True)):
+    if any(edge % one for edge, one in zip(image, asked, strict=True)):
         came = f"images of {image[0]} x {image[1]}"
         fail(f"images that patches of {asked[0]} x {asked[1]} divide", came, "Choose another patch.")
     return asked

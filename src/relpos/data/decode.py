@@ -3,7 +3,7 @@
 The camera's orientation is applied, an animation gives its first frame, transparent parts become white. Images of more
 than 8 bits keep their depth. 16-bit values, also if stored in 32 bits, are scaled by their full range. Wider values and
 floating point have no fixed range: each image is scaled from its smallest to its largest value, so that relative
-brightness between images is lost. The picture is scaled until its shorter side fits; the longer is cropped evenly.
+brightness between images is lost. The picture is scaled until its shorter edge fits; the longer is cropped evenly.
 
 Decoding takes about 12 bytes per pixel, and a file of a few kilobytes may claim any number of pixels. `max_pixels`
 limits the pixels of one image, read from its header, and the total of all images decoded at the same time.

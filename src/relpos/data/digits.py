@@ -37,7 +37,7 @@ class Digits(CanvasTask):
         self.image_size = (_CANVAS, _CANVAS)
         self.patch_size = (_PATCH, _PATCH)
         self.picture_size = (_DIGIT, _DIGIT)
-        self.first_place = ((_CANVAS - _DIGIT) // 2, (_CANVAS - _DIGIT) // 2)
+        self.first_corner = ((_CANVAS - _DIGIT) // 2, (_CANVAS - _DIGIT) // 2)
         self.options: dict[str, Any] = {}
 
     @cached_property

@@ -131,15 +131,15 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
     ignored = _inside(folder)[1] if splits else []
     classes: dict[Split, list[str]] = {}
     for split, top in (splits or {"train": folder}).items():
-        folders, beside = _inside(top)
-        loose = [path for path in beside if path.suffix.lower() in known]
+        folders, others = _inside(top)
+        loose = [path for path in others if path.suffix.lower() in known]
         if loose and not folders:
             fail(
                 "a folder for each class",
                 f"images without one in {top}, such as {loose[0].name}",
                 "Sort them into some.",
             )
-        ignored += beside
+        ignored += others
         classes[split] = [path.name for path in folders]
         for inner in folders:
             require_utf8(inner, "a folder")

@@ -1,6 +1,6 @@
 """A folder of your own images as a task: class folders, any size, channels and file type.
 
-Each picture is scaled and cropped to the canvas minus a margin of two patches on every side. The margin has the mean
+Each picture is scaled and cropped to the canvas minus a margin of two patches at every edge. The margin has the mean
 colour of the training pictures, so that it is 0 after standardisation.
 """
 
@@ -71,9 +71,9 @@ class ImageFolder(CanvasTask):
             fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()
         self.image_size, self.patch_size, self.turned = image_size, patch, rotate
-        rows, columns = (side - 2 * _MARGIN * of for side, of in zip(image_size, patch, strict=True))
+        rows, columns = (edge - 2 * _MARGIN * of for edge, of in zip(image_size, patch, strict=True))
         self.picture_size = (rows, columns)
-        self.first_place = (_MARGIN * patch[0] - patch[0] // 2, _MARGIN * patch[1] - patch[1] // 2)
+        self.first_corner = (_MARGIN * patch[0] - patch[0] // 2, _MARGIN * patch[1] - patch[1] // 2)
 
         listing = list_folder(folder, endings())
         self.classes, self.ignored = listing.classes, listing.ignored
@@ -165,16 +165,16 @@ def _by(size: Sequence[int]) -> str:
 
 def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
     least = 2 * _MARGIN + 1
-    for side, of in zip(image_size, patch, strict=True):
+    for edge, of in zip(image_size, patch, strict=True):
         require_int(of, "patch", at_least=1)
-        require_int(side, "image_size", at_least=1)
-        if side % of:
-            below = side - side % of
+        require_int(edge, "image_size", at_least=1)
+        if edge % of:
+            below = edge - edge % of
             near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
-            fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {side}.")
-        if side // of < least:
+            fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {edge}.")
+        if edge // of < least:
             wanted = f"an image size of at least {least} patches per side, of which {2 * _MARGIN} are margin"
-            fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {side}.")
+            fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {edge}.")
 
 
 def _refuse(folder: Path, broken: Sequence[dict[str, str]]) -> None:

@@ -185,7 +185,7 @@ class ImageTask(Task):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        return tuple(side // patch for side, patch in zip(self.image_size, self.patch_size, strict=True))
+        return tuple(edge // patch for edge, patch in zip(self.image_size, self.patch_size, strict=True))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -226,7 +226,7 @@ class ImageTask(Task):
     def noise(
         self, grid: tuple[int, ...], batch_size: int
     ) -> tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]:
-        rows, columns = (side * patch for side, patch in zip(grid, self.patch_size, strict=True))
+        rows, columns = (count * patch for count, patch in zip(grid, self.patch_size, strict=True))
         labels = torch.arange(batch_size) % len(self.classes)
         return torch.rand(batch_size, self.channels, rows, columns), labels
 

@@ -155,13 +155,13 @@ class Text(Task):
     ) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
         """Random pieces of the training text, and for every byte the next one."""
         data = self.stream("train")
-        places = torch.arange(self.length + 1)
+        offsets = torch.arange(self.length + 1)
         generator = torch.Generator().manual_seed(seed)
         for number in itertools.count():
             starts = torch.randint(len(data) - self.length, (batch_size, 1), generator=generator)
             if number < start:
                 continue
-            stretch = data[starts + places]
+            stretch = data[starts + offsets]
             yield stretch[:, :-1], stretch[:, 1:]
 
     def blocks(self, split: Split) -> tuple[Int[Tensor, "n N"], Int[Tensor, "n N"]]:
@@ -171,7 +171,7 @@ class Text(Task):
         return data[: count * longest].view(count, longest), data[1 : count * longest + 1].view(count, longest)
 
     def once(self, split: Split, batch_size: int) -> Iterator[tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]]:
-        read, follows = (side.reshape(-1, self.length).split(batch_size) for side in self.blocks(split))
+        read, follows = (x.reshape(-1, self.length).split(batch_size) for x in self.blocks(split))
         yield from zip(read, follows, strict=True)
 
     def noise(self, grid: tuple[int, ...], batch_size: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:

@@ -153,8 +153,8 @@ def _of_units(runs: Sequence[Run]) -> Faults:
                     continue
                 count, name = first.setdefault((metric.probe, key), (len(units), run.id))
                 if len(units) != count:
-                    place = f"records.{run.id}.metrics.{metric.probe}.{key}"
-                    yield f"{place}: expected {count} as in {name}, got {len(units)}"
+                    where = f"records.{run.id}.metrics.{metric.probe}.{key}"
+                    yield f"{where}: expected {count} as in {name}, got {len(units)}"
 
 
 def _of_learned(entry: Learned, where: str) -> Faults:
@@ -162,8 +162,8 @@ def _of_learned(entry: Learned, where: str) -> Faults:
         if not entry.grid or len(entry.grid) > 2 or min(entry.grid) < 1:
             yield f"{where}.grid: expected one or two sizes of at least 1, got {entry.grid!r:.60}"
         yield from _least(f"{where}.every", 1 if entry.every is None else entry.every, 1)
-        places = math.prod(entry.grid or [])
-        yield from _array(f"{where}.similarity", entry.similarity, (places, places))
+        count = math.prod(entry.grid or [])
+        yield from _array(f"{where}.similarity", entry.similarity, (count, count))
         return
     pairs = entry.offsets or []
     if entry.layer is None:
@@ -188,9 +188,9 @@ def _of_attention(found: Attention, where: str) -> Faults:
     if not inside:
         yield f"{where}.query: expected a patch of the grid {found.grid}, got {found.query!r:.60}"
     yield from _array(f"{where}.image", found.image, (images, None, None))
-    sides = np.shape(found.image)[1:]
-    if any(side % of for side, of in zip(sides, found.grid, strict=True)):
-        yield f"{where}.image: expected pixels that a grid of {found.grid} divides, got {list(sides)}"
+    pixels = np.shape(found.image)[1:]
+    if any(size % of for size, of in zip(pixels, found.grid, strict=True)):
+        yield f"{where}.image: expected pixels that a grid of {found.grid} divides, got {list(pixels)}"
     yield from _array(f"{where}.maps", found.maps, (images, None, None, *found.grid))
 
 
@@ -241,7 +241,7 @@ def _alike(where: str, **lists: Sequence[Any]) -> Faults:
 
 def _array(where: str, value: Any, shape: Sequence[int | None]) -> Faults:
     """Nested lists of numbers of a shape; None is any size of at least 1."""
-    wanted = " x ".join("any" if side is None else str(side) for side in shape)
+    wanted = " x ".join("any" if size is None else str(size) for size in shape)
     try:
         array = np.asarray(value)
     except (ValueError, RecursionError):  # lists of differing lengths

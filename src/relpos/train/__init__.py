@@ -9,7 +9,7 @@ from relpos.train.optimizers import OPTIMIZERS, OptimizerName, cross_entropy, es
 from relpos.train.precision import AUTOCAST, PRECISIONS, require_precision
 from relpos.train.procedure import OURS, Build, Evaluate, Procedure, SplitBatches, TrainingStep, to_device
 from relpos.train.processes import resolve_device
-from relpos.train.recipe import OF_THE_MODEL, ImageRecipe, Model, Recipe, TextRecipe
+from relpos.train.recipe import OF_THE_MODEL, ImageRecipe, Model, Recipe, TextRecipe, note_on_batch
 from relpos.train.run import TrainingRun
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "make_optimizer",
     "measured",
+    "note_on_batch",
     "predict",
     "require_precision",
     "resolve_device",

@@ -119,27 +119,27 @@ class Checkpointing:
         chosen = all_of(chosen)[0]
         if chosen is None:
             return None
-        found: Snapshot | None = None
-        own: tuple[str | None, str | None]
+        snapshot: Snapshot | None = None
+        outcome: tuple[str | None, str | None]  # the manifest's digest, or why it cannot be read
         try:
-            found, own = read_snapshot(chosen), (digest_of(chosen / MANIFEST), None)
+            snapshot, outcome = read_snapshot(chosen), (digest_of(chosen / MANIFEST), None)
         except (ValueError, OSError) as error:
-            own = (None, str(error))
-        every = all_of(own)
-        if own[1] is not None and all(one == own for one in every):
-            raise ValueError(own[1])
-        if found is None or any(one != every[0] for one in every):
-            rank = next(rank for rank, one in enumerate(every) if one != every[0] or one[0] is None)
-            came = f"process {rank}, which finds {every[rank][1] or 'another there'}"
+            outcome = (None, str(error))
+        outcomes = all_of(outcome)
+        if outcome[1] is not None and all(one == outcome for one in outcomes):
+            raise ValueError(outcome[1])
+        if snapshot is None or any(one != outcomes[0] for one in outcomes):
+            rank = next(rank for rank, one in enumerate(outcomes) if one != outcomes[0] or one[0] is None)
+            came = f"process {rank}, which finds {outcomes[rank][1] or 'another there'}"
             fail(f"every process to read the same {chosen}", came, "Choose an --out that all machines share.")
-        self._require_same(found.state.get("settings", {}), chosen)
+        self._require_same(snapshot.state.get("settings", {}), chosen)
         self.tell(f"resumed from {chosen.name}")
-        theirs = found.state.get("about", {})
+        before = snapshot.state.get("about", {})
         if changed := [
-            f"{name} {theirs[name]}, now {now}" for name, now in self.about.items() if theirs.get(name, now) != now
+            f"{name} {before[name]}, now {now}" for name, now in self.about.items() if before.get(name, now) != now
         ]:
             self.tell(f"equal to the run that it goes on from to rounding only: {'; '.join(changed)}")
-        return found
+        return snapshot
 
     def _chosen(self, where: str | None) -> Path | None:
         newest, passed = self.store.newest()
@@ -178,10 +178,10 @@ class Checkpointing:
 
         made = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.folder, os.O_RDONLY)
+        descriptor = os.open(self.folder, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 fail("a folder that no other run writes in", str(self.folder), "Wait for it, or choose another --out.")
             except OSError as error:  # a file system without locks
@@ -190,18 +190,18 @@ class Checkpointing:
                 )
             yield
         finally:
-            os.close(held)
+            os.close(descriptor)
             if made:
                 with suppress(OSError):  # it is not empty
                     self.folder.rmdir()
 
-    def _require_same(self, theirs: dict[str, Any], path: Path) -> None:
-        for name in sorted(self.settings.keys() | theirs.keys()):
-            own, other = self.settings.get(name), theirs.get(name)
-            if own != other:
+    def _require_same(self, settings: dict[str, Any], path: Path) -> None:
+        for name in sorted(self.settings.keys() | settings.keys()):
+            now, before = self.settings.get(name), settings.get(name)
+            if now != before:
                 fail(
-                    f"{name} {other!r}, as {path.name} was trained with",
-                    repr(own),
+                    f"{name} {before!r}, as {path.name} was trained with",
+                    repr(now),
                     "Resume with the same settings, or start a new run in another --out.",
                 )
 
@@ -222,15 +222,15 @@ class Checkpointing:
         Yields:
             The result of `resumed`.
         """
-        with ExitStack() as held:
+        with ExitStack() as stack:
             fault: Exception | None = None
             if self.writes:
                 try:
-                    held.enter_context(self._alone())
+                    stack.enter_context(self._alone())
                 except (ValueError, OSError) as error:
                     fault = error
             _raise_everywhere(fault)
-            held.enter_context(self.listening())
+            stack.enter_context(self.listening())
             yield self.resumed(resume)
 
     @contextmanager
@@ -264,8 +264,8 @@ class Checkpointing:
 
 def _raise_everywhere(fault: Exception | None) -> None:
     """Raise the writing process's error in every process, because the others would wait for it."""
-    said = all_of(None if fault is None else str(fault))[0]
+    message = all_of(None if fault is None else str(fault))[0]
     if fault is not None:
         raise fault
-    if said is not None:
-        raise ValueError(said)
+    if message is not None:
+        raise ValueError(message)

@@ -90,8 +90,8 @@ def bits(
         blocks: use the first so many; None for all.
     """
     model.eval()
-    read, follows = (side[:blocks] for side in task.blocks(split))
-    pieces, wanted = (side.reshape(-1, probe.length) for side in (read, follows))
+    read, follows = (x[:blocks] for x in task.blocks(split))
+    pieces, wanted = (x.reshape(-1, probe.length) for x in (read, follows))
     step = max(1, _BYTES_AT_ONCE // probe.length)
     found = []
     for piece, follow in zip(pieces.split(step), wanted.split(step), strict=True):

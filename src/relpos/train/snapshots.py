@@ -87,30 +87,30 @@ class SnapshotStore:
         Raises:
             WriteError: it cannot be written; earlier ones stay.
         """
-        place = self.path(step)
-        beside = place.with_suffix(".tmp")
+        folder = self.path(step)
+        unfinished = folder.with_suffix(".tmp")
         begun = False
         try:
             try:
-                begun = self.writes and _begun(place, beside)
+                begun = self.writes and _begun(folder, unfinished)
             finally:
                 if snapshot.parts:
                     begun = all_of(begun)[0]
             if begun and snapshot.parts:
-                write_shards(beside, snapshot.parts)
+                write_shards(unfinished, snapshot.parts)
             if not begun or not self.writes:
                 return
             for name, tensors in snapshot.tensors.items():
-                write_whole(beside / f"{name}.safetensors", dumped(dict(tensors)))
-            write_json(beside / STATE, snapshot.state)
-            seal(beside, {"step": step})
-            os.rename(beside, place)
+                write_whole(unfinished / f"{name}.safetensors", dumped(dict(tensors)))
+            write_json(unfinished / STATE, snapshot.state)
+            seal(unfinished, {"step": step})
+            os.rename(unfinished, folder)
             sync(self.folder)
         except BaseException as error:
             if self.writes:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, WriteError):
-                message = f"expected to write {place}; got {error.strerror or error}."
+                message = f"expected to write {folder}; got {error.strerror or error}."
                 raise WriteError(message, error.errno) from error
             raise
         with contextlib.suppress(OSError):  # the next checkpoint tries again
@@ -120,13 +120,13 @@ class SnapshotStore:
         """Remove checkpoints older than `keep` valid ones. The one just written counts as valid."""
         sound = 0
         for step in self.steps():
-            place = self.path(step)
+            folder = self.path(step)
             if sound >= self.keep:
-                dying = place.with_suffix(".tmp")  # renamed first: a kill then leaves no half-removed checkpoint
+                removed = folder.with_suffix(".tmp")  # renamed first: a kill then leaves no half-removed checkpoint
                 with contextlib.suppress(OSError):
-                    os.rename(place, dying)
-                    shutil.rmtree(dying)
-            elif step == written or fault_of(place) is None:
+                    os.rename(folder, removed)
+                    shutil.rmtree(removed)
+            elif step == written or fault_of(folder) is None:
                 sound += 1
 
     def newest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -140,18 +140,18 @@ class SnapshotStore:
         return None, passed
 
 
-def _begun(place: Path, beside: Path) -> bool:
+def _begun(folder: Path, unfinished: Path) -> bool:
     """Make the temporary folder of a checkpoint. False if a valid checkpoint exists: a resumed run repeats its step."""
-    if place.exists():
-        if fault_of(place) is None:
+    if folder.exists():
+        if fault_of(folder) is None:
             return False
-        shutil.rmtree(place)
-    for left in beside.parent.glob("step-*.tmp"):  # left by a run killed while writing or removing one
+        shutil.rmtree(folder)
+    for left in unfinished.parent.glob("step-*.tmp"):  # left by a run killed while writing or removing one
         shutil.rmtree(left, ignore_errors=True)
-    first = not beside.parent.exists()
-    beside.mkdir(parents=True)
+    first = not unfinished.parent.exists()
+    unfinished.mkdir(parents=True)
     if first:
-        sync(beside.parent.parent)
+        sync(unfinished.parent.parent)
     return True
 
 
