@@ -35,6 +35,7 @@ class VectorTerm:
             term's own rows and one of zeros, `[1 or H, R + 1, D]`.
         index: the row of the term that each entry reads; None if each entry has its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
+        content: `[B * H, N, D]`, what the vectors meet in place of the queries, or None; d_content: its gradient.
     """
 
     by_entry: ClassVar[bool] = True
@@ -51,6 +52,7 @@ class VectorTerm:
         vectors = term.vectors.detach().to(dtype)
         self.index: Int[Tensor, " L"] | None = None
         self.low, self.high = 0, length
+        self.zero_below, self.zero_from = False, False  # whether the rows at both ends are rows of zeros
         if term.index is None:
             self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
         else:
@@ -61,7 +63,11 @@ class VectorTerm:
                 self.vectors = self.vectors.index_select(1, self.index)
             if self.index.device.type == "cpu":
                 self.low, self.high = alike(self.index)
+                self.zero_below, self.zero_from = (int(self.index[at]) == count for at in (0, -1))
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
+        self.content = self.d_content = None
+        if term.content is not None:
+            self.content = term.content.detach().expand(*call.q.shape[:2], -1, -1).flatten(0, 1)
         self.d_vectors: _Sums | None = None
         self.d_bias: _Sums | None = None
         self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
@@ -69,6 +75,8 @@ class VectorTerm:
     def expect(self) -> None:
         """Allocate the gradients."""
         self.d_vectors, self.d_bias = _Sums(self.vectors), None if self.bias is None else _Sums(self.bias)
+        if self.content is not None:  # each head has rows of its own, which one thread adds to
+            self.d_content = torch.zeros(self.content.shape, dtype=self.vectors.dtype, device=self.vectors.device)
 
     def share(self, heads: Sequence[int]) -> Self:
         """This term for some heads, for another thread."""
@@ -129,11 +137,19 @@ class VectorTerm:
                 yield first, last, outside
 
     def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
-        """Some rows at a time, a part of their window, and its entries."""
+        """Some rows at a time, a part of their window, and its entries, but for those that read rows of zeros."""
         for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
-            for window, entries, _ in self.parts(chunk, tile, rows):
-                yield rows, window, entries
+            for window, entries, one in self.parts(chunk, tile, rows):
+                zero = one and (self.zero_below if entries.start < self.low else self.zero_from)
+                if not zero:
+                    yield rows, window, entries
+
+    def queries(self, chunk: Chunk) -> Float[Tensor, "n D"]:
+        """What the vectors meet for the chunk's rows."""
+        if self.content is None:
+            return self.with_bias(chunk.plain_q[0], chunk)
+        return chunk.take(self.content)[0].to(self.vectors.dtype)
 
     def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""

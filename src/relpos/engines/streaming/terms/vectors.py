@@ -73,7 +73,7 @@ class Vectors:
     def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
-            own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
+            own, q = vectors.of_head(vectors.vectors, chunk), vectors.queries(chunk)
             for queries, window, entries in vectors.strips(chunk, tile):
                 _add_product(around[queries, window], q[queries], own[entries], vectors.factor)
 
@@ -113,12 +113,15 @@ class Vectors:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
             own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
-            q = vectors.with_bias(chunk.plain_q[0], chunk)
-            d_x = torch.zeros_like(d_q)
+            q = vectors.queries(chunk)
+            d_x = torch.zeros_like(q)
             for queries, window, entries in vectors.strips(chunk, tile):
                 sums = _summed(around[queries, window], entries)
                 d_x[queries].addmm_(sums, own[entries], alpha=vectors.scale)
                 add_sums(into[entries], sums, q[queries], vectors.scale)
+            if vectors.d_content is not None:
+                vectors.d_content[chunk.head_slice][0].index_add_(0, chunk.block.queries, d_x)
+                continue
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
         for vectors in self.on_keys:
@@ -129,6 +132,9 @@ class Vectors:
         for vectors in self.terms:
             gradients.add(vectors.term.vectors, vectors.finished() if gradients.wants(vectors.term.vectors) else None)
             gradients.add(vectors.term.bias, None if vectors.d_bias is None else vectors.d_bias.total())
+            if vectors.term.content is not None and vectors.d_content is not None:
+                d_content = vectors.d_content.view(-1, vectors.heads, *vectors.d_content.shape[1:])
+                gradients.add(vectors.term.content, d_content.sum_to_size(vectors.term.content.shape))
 
 
 def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> VectorTerm:
