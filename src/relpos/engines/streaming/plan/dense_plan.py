@@ -165,7 +165,9 @@ class DensePlan(TilePlan):
                 case LineBias(lines=line), LineBias(values=into):
                     if not into.is_meta:
                         _add(into, contract(score, line))
-                case LineVectors(side="query" | "key") as term, LineVectors(vectors=into, bias=d_bias, content=d_content):
+                case LineVectors(side="query" | "key") as term, LineVectors(
+                    vectors=into, bias=d_bias, content=d_content
+                ):
                     scaled = score * self.call.scale if term.scaled else score
                     if term.content is not None and d_content is not None:
                         x = term.content.to(self.dtype).expand(*self.shape, -1, -1)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -44,9 +44,10 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.plan import masks
 from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.plan.columns import Columns, column_coordinate, rows_and_columns
+from relpos.engines.streaming.plan.columns import Columns, add_strided, column_coordinate, rows_and_columns
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.plan.tiles import Block, Tile
+from relpos.engines.streaming.terms.near import Near
 from relpos.engines.streaming.terms.vectors import Vectors
 from relpos.engines.streaming.workspace import Workspace, clear_around, fill, whole
 
@@ -60,11 +61,12 @@ class HankelPlan(TilePlan):
         unit, bfloat16: see `TilePlan`.
         whole_columns: whether each column of a grid is a separate block, even if it is short.
         only_prefix: whether to leave out the rows after the prefix, which the caller computes without blocks.
+        apart: whether keys that no row of a block meets with vectors have tiles of their own, where they are many.
     """
 
     def __init__(
         self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool,
-        whole_columns: bool = False, only_prefix: bool = False,
+        whole_columns: bool = False, only_prefix: bool = False, apart: bool = False,
     ) -> None:  # fmt: skip
         self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
@@ -88,9 +90,10 @@ class HankelPlan(TilePlan):
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
-        apart = whole_columns or self.mask is not None  # separates grid columns, and prefix keys from other keys
-        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=apart)
-        self.joined_prefix = 0 if apart else self.key.prefix
+        one_column = whole_columns or self.mask is not None  # and prefix keys have a tile of their own
+        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=one_column)
+        self.joined_prefix = 0 if one_column else self.key.prefix
+        self.near = Near(call, self.query.start, apart)
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
@@ -211,7 +214,8 @@ class HankelPlan(TilePlan):
         mask, prefix, covered = self.mask, self.key.prefix, 0
         if head is not None and mask is not None and mask.blocks is not None:
             mask = replace(mask, blocks=replace(mask.blocks, layout=mask.blocks.layout[head : head + 1]))
-        for span in masks.spans(mask, block.queries, self.keys, strided=self.strided_keys):
+        spans: Iterable[slice] = masks.spans(mask, block.queries, self.keys, strided=self.strided_keys)
+        for span in self.near.cut(block, spans):
             if span.step is not None:
                 yield self._tile(mask, block, span)
                 continue
@@ -255,7 +259,7 @@ class HankelPlan(TilePlan):
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
         g, n, _ = chunk.q.shape
-        if not self.vectors:
+        if not self.near.has(chunk.block, tile):
             score, prefix = workspace.scores.rows(g, n, tile.count), tile.prefix_keys
             fill(score[..., prefix:], self.bias(chunk.block, tile, chunk.head_slice), shift)
             if prefix:
@@ -270,7 +274,7 @@ class HankelPlan(TilePlan):
         return score
 
     def finish_scores(self, score: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile) -> None:
-        if self.vectors:
+        if self.near.has(chunk.block, tile):
             self.vectors.add_keys(score[0], chunk, tile)
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
@@ -321,7 +325,7 @@ class HankelPlan(TilePlan):
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
     ) -> None:
-        if self.vectors.of("value"):
+        if self.vectors.of("value") and self.near.has(chunk.block, tile):
             clear_around(weights)
             self.vectors.add_outputs(out[0], whole(weights, skew=1)[0, 0], chunk, tile)
 
@@ -342,13 +346,13 @@ class HankelPlan(TilePlan):
 
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
         """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""
-        wanted = self.d_reversed_values is not None or self.vectors
+        wanted = self.d_reversed_values is not None or self.near.has(block, tile)
         return block.skew if wanted and not tile.has_only_prefix_keys and tile.keys.step is None else 0
 
     def values_backward(
         self, d: Float[Tensor, "g n m"], weights: Tensor, upstream: Float[Tensor, "g n V"], chunk: Chunk, tile: Tile
     ) -> None:
-        if self.vectors.of("value"):
+        if self.vectors.of("value") and self.near.has(chunk.block, tile):
             clear_around(weights)
             around = whole(d, skew=1)[0, 0], whole(weights, skew=1)[0, 0]
             self.vectors.outputs_backward(*around, upstream[0], chunk, tile)
@@ -358,13 +362,13 @@ class HankelPlan(TilePlan):
         self, d: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile, d_q: Float[Tensor, "g n D"], d_k: KeyGradient | None
     ) -> None:
         block = chunk.block
-        if self.vectors:
+        if self.near.has(block, tile):
             self.vectors.collect(d[0], whole(d, skew=1)[0, 0], chunk, tile, d_q[0], d_k)
         if self.d_reversed_values is None:
             return
         d_values = self.d_reversed_values[chunk.head_slice]
         if tile.keys.step is not None:
-            self._collect_strided(d_values, tile, d if block.skew else d.sum(dim=1, keepdim=True))
+            add_strided(d_values, tile.window_start, tile.keys.step, d if block.skew else d.sum(dim=1, keepdim=True))
         elif tile.has_only_prefix_keys:
             self._collect_prefix(d_values, block, d)
         else:
@@ -383,15 +387,6 @@ class HankelPlan(TilePlan):
         if block.skew == 0:
             entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
         d_values[:, entries] += sums
-
-    @staticmethod
-    def _collect_strided(d_values: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:
-        """Add the gradient of scores against keys at equal distances."""
-        distance, (g, n, m) = tile.keys.step, d.shape
-        for start in range(0, n, distance):
-            rows = d[:, start : start + distance]
-            offset = d_values.storage_offset() + tile.window_start + start
-            d_values.as_strided((g, rows.shape[1], m), (d_values.stride(0), 1, distance), offset).add_(rows)
 
     def finish(self, gradients: Gradients) -> None:
         if self.d_reversed_values is not None and self.line_bias is not None:

@@ -35,15 +35,13 @@ class VectorTerm:
             term's own rows and one of zeros, `[1 or H, R + 1, D]`.
         index: the row of the term that each entry reads; None if each entry has its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
+        first, stop: entries before `first` and from `stop` on read zeros.
         content: `[B * H, N, D]`, what the vectors meet in place of the queries, or None; d_content: its gradient.
     """
 
     by_entry: ClassVar[bool] = True
 
     def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
-        layout = term.lines.layout
-        assert layout.query is not None
-        assert layout.key is not None
         self.term, self.heads = term, call.q.shape[1]
         self.scale = call.scale if term.scaled else 1.0
         self.factor = self.scale * unit
@@ -52,7 +50,7 @@ class VectorTerm:
         vectors = term.vectors.detach().to(dtype)
         self.index: Int[Tensor, " L"] | None = None
         self.low, self.high = 0, length
-        self.zero_below, self.zero_from = False, False  # whether the rows at both ends are rows of zeros
+        self.first, self.stop = reading(term)
         if term.index is None:
             self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
         else:
@@ -63,14 +61,14 @@ class VectorTerm:
                 self.vectors = self.vectors.index_select(1, self.index)
             if self.index.device.type == "cpu":
                 self.low, self.high = alike(self.index)
-                self.zero_below, self.zero_from = (int(self.index[at]) == count for at in (0, -1))
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
-        self.content = self.d_content = None
+        self.content: Float[Tensor, "BH N D"] | None = None
+        self.d_content: Float[Tensor, "BH N D"] | None = None
         if term.content is not None:
             self.content = term.content.detach().expand(*call.q.shape[:2], -1, -1).flatten(0, 1)
         self.d_vectors: _Sums | None = None
         self.d_bias: _Sums | None = None
-        self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+        self.origin = origin_of(term, start)
 
     def expect(self) -> None:
         """Allocate the gradients."""
@@ -115,10 +113,13 @@ class VectorTerm:
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
 
     def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice, bool]]:
-        """The parts of a tile's window that some rows read. With each come its entries of the line, or only the first
-        if all read one vector, and whether they do."""
+        """The parts of a tile's window that some rows read, but, on the side of queries and values, for its ends that
+        read zeros. With each come its entries of the line, or only the first if all read one vector, and whether they
+        do."""
         window = self.window_start(chunk, tile)
         start, stop = window + rows.start, window + rows.stop - 1 + tile.count
+        if self.term.side != "key":
+            start, stop = max(start, self.first), min(stop, self.stop)
         for first, last, one in self.cut(start, stop, self.low, self.high):
             yield slice(first - window, last - window), slice(first, first + 1 if one else last), one
 
@@ -137,13 +138,11 @@ class VectorTerm:
                 yield first, last, outside
 
     def strips(self, chunk: Chunk, tile: Tile) -> Iterator[tuple[slice, slice, slice]]:
-        """Some rows at a time, a part of their window, and its entries, but for those that read rows of zeros."""
+        """Some rows at a time, a part of their window, and its entries."""
         for start in range(0, chunk.block.count, _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
-            for window, entries, one in self.parts(chunk, tile, rows):
-                zero = one and (self.zero_below if entries.start < self.low else self.zero_from)
-                if not zero:
-                    yield rows, window, entries
+            for window, entries, _ in self.parts(chunk, tile, rows):
+                yield rows, window, entries
 
     def queries(self, chunk: Chunk) -> Float[Tensor, "n D"]:
         """What the vectors meet for the chunk's rows."""
@@ -192,6 +191,25 @@ class _Sums:
                 row, sums = own.popitem()
                 self.whole[row] += sums
         return self.whole
+
+
+def origin_of(term: LineVectors, start: int) -> int:
+    """The entry that key 0 and a query of the line coordinate 0 read, if the first query has the coordinate `start`."""
+    layout = term.lines.layout
+    assert layout.query is not None
+    assert layout.key is not None
+    return term.lines.length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+
+
+def reading(term: LineVectors) -> tuple[int, int]:
+    """`(first, stop)`: entries before `first` and from `stop` on read zeros, as far as is known without waiting."""
+    length, count = term.lines.length, term.vectors.shape[1]
+    if term.index is None:
+        return max(0, length - count), length
+    if term.index.device.type != "cpu":
+        return 0, length
+    read = ((term.index >= 0) & (term.index < count)).flip(0).nonzero()
+    return (int(read[0]), int(read[-1]) + 1) if len(read) else (0, 0)
 
 
 def alike(index: Int[Tensor, " L"]) -> tuple[int, int]:
