@@ -26,6 +26,7 @@ STREAMING = {
     "streaming.plan.masks.ALIGNED": (1, 2, 5, 16),
     "streaming.plan.masks._OFTEN": (1, 2, 4),
     "streaming.terms.key_vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
+    "streaming.terms.near._LEAST_FAR": (1, 2, 7, 32),
     "streaming.terms.vector_term._ROWS_AT_ONCE": (1, 2, 5, 16),
     "streaming.terms.vector_term._LEAST_ALIKE": (1, 2, 4, 9),
     "streaming.plan.regroup._LEAST": (1, 2, 5),
