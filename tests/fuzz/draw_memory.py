@@ -11,7 +11,7 @@ from fuzz.tiles import STREAMING, TRITON
 _DIMENSIONS = {
     "LineBias": {"values": 2},
     "QueryBias": {"u": 2},
-    "LineVectors": {"vectors": 3, "bias": 2, "content": 4},
+    "LineVectors": {"vectors": 3, "bias": 2},
     "Sinks": {"logits": 1},
     "Rotation": {"query": 4, "key": 4, "query_magnitude": 4, "key_magnitude": 4},
     "DenseBias": {"bias": 4},

@@ -106,18 +106,14 @@ class TermChoices(Chance):
         }
         large = max(call.counts) > 150 or any(side.kind == "positions" and side.axes > 1 for side in call.sides)
         grown = any(side.kind == "grid" and side.axes > 1 for side in call.sides) and max(call.counts) > 60
-        options["index"] = self.of("random", "clip", "near", *(() if large or grown else (None,)))
+        options["index"] = self.of("random", "clip") if large or grown else self.of(None, "random", "clip")
         if options["index"] is None and self.sometimes(0.4):
             options["more"] = self.of(-3, -1, 2)
         if options["index"] == "random" and self.sometimes(0.2):
             options["index_dtype"] = "int32"
         if self.sometimes(0.4):
             options["scaled"] = False
-        if options["side"] == "query" and self.sometimes(0.4):
-            options |= {"content": self.of(1, 3, 16), "content_batched": self.sometimes(0.7)}
-            if self.sometimes(0.3):
-                options["content_heads"] = False
-        elif options["side"] != "value" and self.sometimes(0.35):
+        if options["side"] != "value" and self.sometimes(0.35):
             options["bias"] = True
         return options
 

@@ -26,13 +26,15 @@ STREAMING = {
     "streaming.plan.masks.ALIGNED": (1, 2, 5, 16),
     "streaming.plan.masks._OFTEN": (1, 2, 4),
     "streaming.terms.key_vectors._KEYS_AT_ONCE": (1, 2, 5, 16),
-    "streaming.terms.near._LEAST_FAR": (1, 2, 7, 32),
     "streaming.terms.vector_term._ROWS_AT_ONCE": (1, 2, 5, 16),
     "streaming.terms.vector_term._LEAST_ALIKE": (1, 2, 4, 9),
     "streaming.plan.regroup._LEAST": (1, 2, 5),
     "dense.PAIRS_AT_ONCE": (1, 10, 60, 300),
 }
 """Constant to what it may be set to."""
+
+FAR = {"streaming.terms.near._LEAST_FAR": (1, 2, 7, 32)}
+"""The same, of calls with vectors that meet a content."""
 
 TRITON = {
     "triton.launch.SHAPES": (16,),

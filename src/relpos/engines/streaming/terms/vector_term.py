@@ -144,6 +144,11 @@ class VectorTerm:
             for window, entries, _ in self.parts(chunk, tile, rows):
                 yield rows, window, entries
 
+    @staticmethod
+    def strip_count(chunk: Chunk) -> int:
+        """How many strips there are if each has one part."""
+        return -(-chunk.block.count // _ROWS_AT_ONCE)
+
     def queries(self, chunk: Chunk) -> Float[Tensor, "n D"]:
         """What the vectors meet for the chunk's rows."""
         if self.content is None:

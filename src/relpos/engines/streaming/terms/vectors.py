@@ -77,6 +77,25 @@ class Vectors:
             for queries, window, entries in vectors.strips(chunk, tile):
                 _add_product(around[queries, window], q[queries], own[entries], vectors.factor)
 
+    def write_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> bool:
+        """Write what the mask says of a window, and the products in it of the only term. If these are not alone in
+        their place, write nothing, and return False."""
+        vectors, strips = self.terms[0], list(self.terms[0].strips(chunk, tile))
+        wanted, starts = slice(tile.allowed_start, tile.allowed_stop), {queries.start for queries, _, _ in strips}
+        alone = len(self.terms) == 1 and len(starts) == len(strips) == vectors.strip_count(chunk)
+        if not alone or vectors.content is None or not all(_are_all(window, entries) for _, window, entries in strips):
+            return False
+        if any(window.start < wanted.start or window.stop > wanted.stop for _, window, _ in strips):
+            return False
+        own, x = vectors.of_head(vectors.vectors, chunk), vectors.queries(chunk)
+        around[:, : wanted.start] = -torch.inf
+        around[:, wanted.stop :] = -torch.inf
+        for queries, window, entries in strips:
+            around[queries, wanted.start : window.start] = 0
+            around[queries, window.stop : wanted.stop] = 0
+            around[queries, window].addmm_(x[queries], own[entries].mT, alpha=vectors.factor, beta=0)
+        return True
+
     def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
         for vectors in self.on_keys:
@@ -158,6 +177,11 @@ def _add_product(
         into.add_(x @ rows.mT, alpha=factor)
 
 
+def _are_all(window: slice, entries: slice) -> bool:
+    """Whether each column of a window has an entry of its own."""
+    return bool(entries.stop - entries.start == window.stop - window.start)
+
+
 def _summed(x: Float[Tensor, "n w"], entries: slice) -> Float[Tensor, "n _"]:
     """x, or its row sums where all columns read one entry."""
-    return x if entries.stop - entries.start == x.shape[1] else x.sum(dim=1, keepdim=True)
+    return x if _are_all(slice(0, x.shape[1]), entries) else x.sum(dim=1, keepdim=True)
