@@ -56,6 +56,9 @@ def every_term() -> dict[str, Term]:
         ),
         "QueryBias": QueryBias(torch.randn(HEADS, D)),
         "LineVectors": LineVectors(torch.randn(1, sequence.length, D), None, sequence, "query"),
+        "LineVectors of a content": LineVectors(
+            torch.randn(1, sequence.length, 2), None, sequence, "query", content=torch.randn(1, HEADS, N, 2)
+        ),
         "LineVectors of values": LineVectors(torch.randn(HEADS, sequence.length, D), None, sequence, "value"),
         "AxisVectors": AxisVectors((torch.randn(1, 3, D), torch.randn(1, 5, D)), axis_lines(Grid(2, 3))),
         "LowRank": LowRank(torch.randn(HEADS, N, 2), torch.randn(HEADS, M, 2)),

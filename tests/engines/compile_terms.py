@@ -34,6 +34,7 @@ TERMS = (
     "xPos",
     "rotated cache and QueryBias",
     "LineVectors of queries, clipped",
+    "LineVectors of a content",
     "LineVectors of keys",
     "LineVectors of values",
     "AxisVectors",
@@ -51,6 +52,7 @@ OWN_BACKWARD = {
     "LineBias",
     "LineBias, batched",
     "LineVectors of queries, clipped",
+    "LineVectors of a content",
     "LineVectors of keys",
     "AxisVectors",
 }

@@ -111,6 +111,10 @@ def clipped_query_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, u: T
     return oracle.attention(q, k, v, bias=met(q + u[:, None], chosen))
 
 
+def content_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention(q, k, v, bias=met(r, gathered(vectors, HOLES[SEQUENCE.index()])))
+
+
 def key_vectors(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     chosen = gathered(vectors, CLIPPED[SEQUENCE.index()])
     return oracle.attention(q, k, v, bias=D**-0.5 * met(k + u[:, None], chosen.transpose(1, 2)).mT)
@@ -225,6 +229,11 @@ CASES: dict[str, Case] = {
         [(1, 5, D), (H, D)],
         lambda x, u: LineVectors(x, HOLES, SEQUENCE, "query", scaled=False, bias=u),
         clipped_query_vectors,
+    ),
+    "LineVectors of a content": Case(
+        [(1, 5, 3), (B, 1, N, 3)],
+        lambda x, r: LineVectors(x, HOLES, SEQUENCE, "query", scaled=False, content=r),
+        content_vectors,
     ),
     "LineVectors of keys": Case(
         [(H, 5, D), (1, D)], lambda x, u: LineVectors(x, CLIPPED, SEQUENCE, "key", bias=u), key_vectors

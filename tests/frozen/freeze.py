@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE.parent)]
 
 import relpos  # noqa: E402
 from fuzz.building import build  # noqa: E402
-from fuzz.drawing import draw  # noqa: E402
+from fuzz.drawing import draw_as_frozen as draw  # noqa: E402
 from fuzz.running import ENGINES, NOT_SERVED, run  # noqa: E402
 from fuzz.tiles import set_to  # noqa: E402
 from relpos.position import presets  # noqa: E402

@@ -81,6 +81,7 @@ class TermBuilder(Numbers):
         call, options, name = self.call, part.options, part.name
         line, entry = self._lines(part)
         side, width = options["side"], call.value_width if options["side"] == "value" else call.width
+        width = options.get("content", width)
         count, kind, scaled = options["rows"], options.get("index"), options.get("scaled", True)
         if kind is None:
             count = max(1, line.length + options.get("more", 0))
@@ -91,13 +92,22 @@ class TermBuilder(Numbers):
         elif kind == "clip":
             centre = line.length // 2
             index = self.placed(f"{name}.index", (torch.arange(line.length) - centre + count // 2).clamp(0, count - 1))
+        elif kind == "near":  # zeros but for some offsets from 0 on
+            index = torch.arange(line.length) - line.length // 2
+            index = self.placed(f"{name}.index", torch.where((index < 0) | (index >= count), -1, index))
         rows = entry if index is None else index.long()[entry]
         bias = None
         if options.get("bias", False):
             bias = self.floats(f"{name}.bias", (self._heads(part), width), dtype=self._dtype(part))
+        content = None
+        if "content" in options:
+            heads = self._heads(part) if options.get("content_heads", True) else 1
+            shape = (self._batch(part, "content_batched"), heads, call.sides[0].count, width)
+            content = self.floats(f"{name}.content", shape, dtype=self._dtype(part))
         said = {"vectors": f"{name}.vectors", "bias": None if bias is None else f"{name}.bias", "rows": rows}
+        said |= {"content": None if content is None else f"{name}.content", "queries": self.cuts and self.cuts[0]}
         self.entries.append(("vectors", said | {"side": side, "scaled": scaled}))
-        return [self._narrowed(core.LineVectors(vectors, index, line, side, scaled, bias))]
+        return [self._narrowed(core.LineVectors(vectors, index, line, side, scaled, bias, content))]
 
     def _axisvectors(self, part: Part) -> list[core.Term]:
         sides = self.sides()

@@ -104,8 +104,8 @@ class Builder(MechanismBuilder, MaskBuilder):
         )  # fmt: skip
 
     def _poison(self, numbers: dict[str, Tensor], names: dict[str, str], allowed: Tensor) -> None:
-        """Let whatever may hold anything hold it: keys and values that no query sees, queries that see nothing, and
-        dense biases at forbidden pairs. The oracle has 0 there."""
+        """Let whatever may hold anything hold it: keys and values that no query sees, queries that see nothing and what
+        stands for them, and dense biases at forbidden pairs. The oracle has 0 there."""
         grouped = allowed.any(dim=2).unflatten(1, (self.call.groups, -1)).any(dim=2)
         unseen = {names[x]: ~grouped[..., None] for x in ("k", "v")}
         if names["k"] == "q":  # one tensor, which is a query too
@@ -117,6 +117,10 @@ class Builder(MechanismBuilder, MaskBuilder):
                 bias = self.named[self.alias.get(entry["bias"], entry["bias"])]
                 own = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
                 unseen[self.names[id(bias)]] = ~allowed.any(dim=own, keepdim=True) if own else ~allowed
+            if entry.get("content") is not None and self.cuts is None:
+                content = self.named[self.alias.get(entry["content"], entry["content"])]
+                own = (3, *(axis for axis in range(2) if content.shape[axis] == 1))
+                unseen[self.names[id(content)]] = ~allowed.any(dim=own, keepdim=True)
         for name, where in unseen.items():
             numbers[name] = torch.where(where, 0.0, numbers[name])
             with torch.no_grad():

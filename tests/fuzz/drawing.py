@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuzz.description import Described
+from fuzz.draw_content import with_content
 from fuzz.draw_masks import MaskChoices
 from fuzz.draw_memory import MemoryChoices
 from fuzz.draw_terms import PAIRS, TermChoices
@@ -78,4 +79,9 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
 
 def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
+    return with_content(draw_as_frozen(seed, engines))
+
+
+def draw_as_frozen(seed: int, engines: tuple[str, ...] = ()) -> Described:
+    """The same without what came after calls were frozen (`tests/frozen`)."""
     return Drawing(seed, few="triton" in engines).call()

@@ -5,7 +5,8 @@ A call comes as plain entries, one for each thing that the documentation says a 
     line        bias     values[h, index[i, j]]
     rotation    turns q and k before the content product
     query_bias  added to the turned q
-    vectors     <q[i] + bias, vectors[h, rows[i, j]]>, or of k[j], or added to v under the weights; -1 reads zeros
+    vectors     <q[i] + bias, vectors[h, rows[i, j]]>, or of k[j], or of a content[b, h, i] in place of q[i], or added
+                to v under the weights; -1 reads zeros
     low_rank    <query[i], key[j]>
     dense       bias[b, h, i, j]
     rule        a function of q, k, the allowed pairs and parameters
@@ -178,6 +179,8 @@ class Evaluation:
                 vectors, bias = _with_zeros(numbers[entry["vectors"]]), self.of(entry, "bias")
                 rows, factor = _rows(entry, numbers[entry["vectors"]]), self.plain.scale if entry["scaled"] else 1.0
                 x = self.q if entry["side"] == "query" else self.k
+                if (content := self.of(entry, "content")) is not None:
+                    x = content[:, :, entry["queries"] or slice(None)]
                 x = x if bias is None else x + bias[:, None, :]
                 if entry["side"] == "query":
                     return _read(x @ vectors.mT, rows) * factor

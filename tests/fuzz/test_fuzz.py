@@ -24,7 +24,7 @@ from fuzz.once_failed import ONCE_FAILED
 from fuzz.plain_pairs import kept_pairs
 from fuzz.running import ENGINES, check, share_of_allowed, truth_of
 from fuzz.shrinking import shrink
-from fuzz.tiles import STREAMING, TRITON, set_to
+from fuzz.tiles import FAR, STREAMING, TRITON, set_to
 from relpos.testing import oracle
 
 CALLS, AT_ONCE, FAST = 300, 20, 2
@@ -121,6 +121,7 @@ WORDS = {
     *("fields query_global", "fields key_global"),
     *(f"segments {x}" for x in ("documents", "remainder", "random", "padding")),
     *(f"LineVectors {x}" for x in ("query", "key", "value", "random", "clip", "bias", "scaled", "more", "heads")),
+    *(f"LineVectors {x}" for x in ("near", "content", "content_heads", "content_batched")),
     *(f"Rotation {x}" for x in ("keys", "magnitude", "magnitudes", "query_batched", "key_heads")),
     *(
         f"{name} {x}"
@@ -128,6 +129,7 @@ WORDS = {
         for x in ("across", "in steps", "with an offset", "behind tokens", "expanded 0", "expanded 1", "expanded 3")
     ),
     *STREAMING,
+    *FAR,
 }  # fmt: skip
 """What calls, parts and layouts are to show between them, beside `FACTS`."""
 
@@ -157,7 +159,7 @@ def test_small_tiles_are_those_of_the_engines_and_are_put_back() -> None:
     from relpos.engines.streaming.plan import planning
 
     before = planning.ROWS
-    with set_to({name: values[0] for name, values in {**STREAMING, **TRITON}.items()}):
+    with set_to({name: values[0] for name, values in {**STREAMING, **FAR, **TRITON}.items()}):
         assert STREAMING["streaming.plan.planning.ROWS"][0] == planning.ROWS
     assert before == planning.ROWS
 

@@ -33,6 +33,9 @@ STREAMING = {
 }
 """Constant to what it may be set to."""
 
+FAR = {"streaming.terms.near._LEAST_FAR": (1, 2, 7, 32)}
+"""The same, of calls with vectors that meet a content."""
+
 TRITON = {
     "triton.launch.SHAPES": (16,),
     "triton.spans.COARSE": (16, 32),

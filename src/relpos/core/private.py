@@ -22,6 +22,11 @@ _FLASH = (
     "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
     "bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"
 )
+_FLASH_BACKWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, Tensor key, "
+    "Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, Tensor? attn_mask=None, "
+    "float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"
+)
 _SOFTMAX_BACKWARD = (
     "aten::_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"
 )
@@ -48,6 +53,12 @@ def flash_kernel() -> Callable[..., Any] | None:
     mask, is contiguous; other strides are free.
     """
     return _operator(_FLASH)
+
+
+@cache
+def flash_kernel_backward() -> Callable[..., Any] | None:
+    """The gradients of `flash_kernel`, by one thread a head, from the same tensors, its results and their gradient."""
+    return _operator(_FLASH_BACKWARD)
 
 
 @cache

@@ -136,6 +136,8 @@ def _vectors(term: LineVectors, call: Call) -> _ScoreMod:
     on_queries = term.side == "query"
     plain = call.plain_q if on_queries else call.plain_k
     x = at_least_float32((call.q if on_queries else call.k) if plain is None else plain)
+    if term.content is not None:
+        x = at_least_float32(term.content).expand(batch, heads, -1, -1)
     x = x.repeat_interleave(heads // x.shape[1], dim=1)
     if term.bias is not None:
         x = x + term.bias[:, None].to(x.dtype)

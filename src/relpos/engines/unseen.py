@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from relpos.core import LineVectors, Term
 from relpos.core.checks import known_value
+from relpos.core.tree import changed
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
 
@@ -26,12 +28,21 @@ def without_unseen(call: Call) -> Call:
     """The call with 0 in keys and values that no query sees and in queries that see no key, if that may matter."""
     if call.mask is None or call.is_empty or hides_nothing(call.mask, call.q.shape[2], call.k.shape[2]):
         return call
-    if all(_is_finite(x) for x in (call.q, call.k, call.v)):
+    contents = [term.content for term in call.terms.of(LineVectors) if term.content is not None]
+    if all(_is_finite(x) for x in (call.q, call.k, call.v, *contents)):
         return call
     rows, columns = visible_tokens(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
     if columns.shape[1] > 1:
         columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
-    return replace(call, q=_zeroed(call.q, rows), k=_zeroed(call.k, columns), v=_zeroed(call.v, columns))
+
+    def shown(term: Term) -> Term:
+        if not isinstance(term, LineVectors) or term.content is None:
+            return term
+        return changed(term, content=_zeroed(term.content, rows))
+
+    terms = call.terms.each(shown) if contents else call.terms
+    q, k, v = _zeroed(call.q, rows), _zeroed(call.k, columns), _zeroed(call.v, columns)
+    return replace(call, q=q, k=k, v=v, terms=terms)
 
 
 def _is_finite(x: Float[Tensor, "B H N D"]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from relpos.core.algebra import Keys, Queries, Term
 from relpos.core.cache import may_cache
-from relpos.core.checks import fail, require_choice, require_flag, shape_of
+from relpos.core.checks import fail, require_choice, require_flag, require_floating, shape_of
 from relpos.core.densify import expand_regular
 from relpos.core.gather import lookup, segment_sum
 from relpos.core.line import Lines
@@ -38,25 +38,33 @@ class LineVectors(Term):
         side "key"     adds  s * <k[j] + bias, w>  (DeBERTa's p2c)
         side "value"   adds  p[i, j] * w           to the output (Shaw's values)
 
-    where s is the attention's scale if `scaled`, else 1.
+    where s is the attention's scale if `scaled`, else 1. With `content`, side "query" adds
+
+        s * <content[i], w>     (Inkling: content is projected from the hidden states, 16 wide; not scaled)
 
     Attributes:
-        vectors: `[1 or H, R, D]`; R may be far below L (clipping, buckets).
+        vectors: `[1 or H, R, D]`, D the width of what they meet; R may be far below L (clipping, buckets).
         index: `Int[L]`, the row each entry of the line reads; -1 reads a row of zeros. None: entry l reads row l,
             and entries from R on read zeros.
         lines: the line coordinates of queries and keys.
         side: what the vectors are multiplied with.
         scaled: whether the attention's scale applies.
         bias: `[1 or H, D]`, added to q or k in this product only (Transformer-XL's v).
+        content: `[1 or B, 1 or H, N, D]`, what the vectors meet in place of q; D may be far below the width of q.
 
     Raises:
-        ValueError: vectors, index or bias of another shape; in attention, for other heads, widths or tokens.
+        ValueError: vectors, index, bias or content of another shape; content on another side than "query", or beside a
+            bias; in attention, for other heads, widths or tokens.
 
     Examples:
         >>> lines = relpos.lines(relpos.Sequence(5))  # 9 offsets
         >>> vectors = relpos.LineVectors(torch.randn(1, 9, 8), None, lines, side="query")
         >>> q = k = v = torch.randn(1, 2, 5, 8)
         >>> relpos.attention(q, k, v, position=vectors).shape
+        torch.Size([1, 2, 5, 8])
+        >>> narrow = relpos.LineVectors(torch.randn(2, 9, 3), None, lines, side="query", scaled=False,
+        ...                             content=torch.randn(1, 2, 5, 3))  # of 3 numbers a token and head, not of q
+        >>> relpos.attention(q, k, v, position=narrow).shape
         torch.Size([1, 2, 5, 8])
     """
 
@@ -66,6 +74,7 @@ class LineVectors(Term):
     side: Side = static()
     scaled: bool = static(default=True)
     bias: Float[Tensor, "#H D"] | None = None
+    content: Float[Tensor, "#B #H N D"] | None = None
 
     def __post_init__(self) -> None:
         heads_first(self.vectors, "LineVectors vectors", "R, D")
@@ -81,12 +90,26 @@ class LineVectors(Term):
             if self.side == "value":
                 fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
             heads_first(self.bias, "LineVectors bias", "D")
+        if self.content is not None:
+            self._check_content(self.content)
+
+    def _check_content(self, content: Tensor) -> None:
+        require_floating(content, "LineVectors content", dims=4)
+        if self.side != "query":
+            fail("LineVectors content on the query side", f"side {self.side!r}", 'Content stands for queries: "query".')
+        if self.bias is not None:
+            fail("no LineVectors bias beside content", shape_of(self.bias), "Add it to the content.")
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_device(self.vectors, "LineVectors", q)
         check_device(self.index, "LineVectors index", q)
         check_device(self.bias, "LineVectors bias", q)
         meets = v if self.side == "value" else q
+        if self.content is not None:
+            meets = self.content
+            check_device(meets, "LineVectors content", q)
+            every = ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],), (meets.shape[3],))
+            check_shape(meets, "LineVectors content", every)
         wanted = ((1, q.shape[1]), (self.vectors.shape[1],), (meets.shape[3],))
         check_shape(self.vectors, "LineVectors vectors", wanted)
         if self.bias is not None:
@@ -102,7 +125,8 @@ class LineVectors(Term):
             return None
         factor = scale if self.scaled else 1.0
         if self.side == "query":
-            return meet(q, self.bias, self.vectors, self.rows(), factor)
+            x = q if self.content is None else self.content.to(q.dtype).expand(*q.shape[:2], -1, -1)
+            return meet(x, self.bias, self.vectors, self.rows(), factor)
         return _meet_keys(k, self.bias, self.vectors, self.rows(), factor)
 
     def outputs(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N V"]:
@@ -111,7 +135,8 @@ class LineVectors(Term):
         return sums @ with_zero_row(self.vectors, weights.dtype)
 
     def narrow(self, queries: slice, keys: slice) -> LineVectors:
-        return replace(self, lines=self.lines.narrow(queries, keys))
+        content = None if self.content is None else self.content[:, :, queries]
+        return replace(self, lines=self.lines.narrow(queries, keys), content=content)
 
 
 @register("relpos.core.terms.AxisVectors")

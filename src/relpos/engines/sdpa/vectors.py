@@ -258,6 +258,8 @@ def attend(call: Call, allowed: Bool[Tensor, "#B #H N M"] | None) -> Float[Tenso
     for term in map(_used, call.terms.of(LineVectors)):
         by_key = term.side == "key"
         x = k if by_key else q
+        if term.content is not None:
+            x = term.content.to(q.dtype).expand(*q.shape[:2], -1, -1)
         vectors = with_zero_row(term.vectors, q.dtype)
         met += [with_bias(x, term.bias), vectors * call.scale if term.scaled else vectors]
         reads.append(_Reads(term.rows(), by_key))

@@ -13,6 +13,8 @@ precision does the same for delta, because the rounded output, times a peaked ro
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,8 +25,9 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.cpu.head_threads import run_all, workers
 from relpos.engines.streaming.cpu.matmul import add_matmul
-from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
+from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient, contiguous_rows
 from relpos.engines.streaming.plan.tile_plan import TilePlan
+from relpos.engines.streaming.plan.tiles import Tile
 from relpos.engines.streaming.scores import Scores
 
 
@@ -34,6 +37,7 @@ class Backward:
     Args:
         out, lse: the results of the forward. d_out, d_lse: their gradients.
         gradients: collects the gradients, and knows which are wanted.
+        kernel: PyTorch's, for tiles to whose scores nothing is added; None if the call is not for it (`cpu_kernel`).
     """
 
     def __init__(
@@ -45,8 +49,9 @@ class Backward:
         d_out: Float[Tensor, "B H N V"],
         d_lse: Float[Tensor, "B H N"],
         gradients: Gradients,
+        kernel: Callable[..., Any] | None = None,
     ) -> None:
-        self.call, self.plan, self.gradients = call, plan, gradients
+        self.call, self.plan, self.gradients, self.kernel = call, plan, gradients, kernel
         self.scores = Scores(call, plan)
         self.out, self.d_out = out.flatten(0, 1), d_out.flatten(0, 1)
         self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
@@ -103,6 +108,9 @@ class Backward:
         d_q = torch.zeros_like(chunk.q)
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
         for tile in chunk.block.tiles:
+            if self.kernel is not None and plan.is_bare(chunk.block, tile) and torch.get_num_threads() == 1:
+                self._run_bare(chunk, tile, self.kernel, upstream, out, lse, d_q)
+                continue
             weights = scores.exp(scores.compute(chunk, tile, shift))
             alone = len(chunk.block.tiles) == 1
             if plan.renormalizes and alone:
@@ -139,6 +147,19 @@ class Backward:
         for whole, rows in ((self.d_q, d_q), (self.d_plain_q, d_plain_q)):
             if whole is not None:
                 chunk.put(whole.flatten(0, 1), rows)
+
+    def _run_bare(self, chunk: Chunk, tile: Tile, kernel: Callable[..., Any], *rows: Tensor) -> None:
+        """Add the contribution of a tile by the kernel, from rows of the output's gradient, the output, its log-sum-exp
+        and, to add to, the gradient of the queries."""
+        upstream, out, lse, d_q = rows
+        k, v = (contiguous_rows(x[None, :, tile.keys]) for x in (chunk.heads.k, chunk.heads.v))
+        saved = out[None], lse[None, ..., 0]
+        found = kernel(upstream[None], chunk.q[None], k, v, *saved, 0.0, False, scale=self.call.scale)
+        d_q += found[0][0]
+        for sums, gradient in zip((self.d_k, self.d_v), found[1:], strict=True):
+            if sums is not None:
+                for into, own in zip(sums.at(chunk.head_slice, tile.keys), gradient[0], strict=True):
+                    into += own
 
     def _finish(self) -> None:
         call, gradients = self.call, self.gradients

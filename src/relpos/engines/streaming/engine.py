@@ -24,6 +24,7 @@ from relpos.core import (
     Softcap,
     at_least_float32,
 )
+from relpos.core.private import flash_kernel_backward
 from relpos.engines import dense
 from relpos.engines.call import APPLIED, Call
 from relpos.engines.engine import Compute, Engine, Way
@@ -82,7 +83,9 @@ def _backward_whole(
     """The backward without groups. `natural`: whether the flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
     natural = cpu_kernel.supports(call) if natural is None else natural
-    Backward(call, make_plan(call, backward=True, natural=natural), out, lse, d_out, d_lse, gradients).run()
+    plan = make_plan(call, backward=True, natural=natural)
+    kernel = flash_kernel_backward() if natural and not call.return_lse and call.terms.of(LineVectors) else None
+    Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel).run()
 
 
 _attend = Operator("streaming", _forward, _backward)

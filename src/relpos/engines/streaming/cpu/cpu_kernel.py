@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ from relpos.core import LineBias, LineVectors, Sinks
 from relpos.core.private import flash_kernel
 from relpos.engines.call import Call
 from relpos.engines.streaming.cpu import materialized_bias, partial_softmax
+from relpos.engines.streaming.cpu.by_products import ByProducts
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.plan import planning
 from relpos.engines.streaming.plan.chunks import contiguous_rows
@@ -43,8 +45,10 @@ def supports(call: Call) -> bool:
     fits = (
         x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[3] == width for x in (call.q, call.k, call.v)
     )
-    if flash_kernel() is None or not all(fits) or call.dropout > 0 or call.terms.of(LineVectors):
+    if flash_kernel() is None or not all(fits) or call.dropout > 0:
         return False
+    if any(term.content is None for term in call.terms.of(LineVectors)):
+        return False  # products as wide as those of the kernel, of which `Forward` computes fewer
     if not HankelPlan.supports(call):
         return False
     for term in call.terms.of(LineBias):
@@ -67,16 +71,18 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
     materialized = materialized_bias.suits(call)
     make = partial(HankelPlan, call, rows, keys, planning.PAIRS, bfloat16=False)
-    plan = make(unit=1.0, whole_columns=True, only_prefix=materialized)
+    plan = make(unit=1.0, whole_columns=True, only_prefix=materialized, apart=True)
     prefix, sinks = plan.query.prefix, call.terms.one(Sinks)
     call_out, call_lse = call.q.new_empty(*call.q.shape[:3], call.v.shape[3]), call.q.new_empty(call.q.shape[:3])
     q, k, v = (x.detach().flatten(0, 1) for x in (call.q, call.k, call.v))
-    if call.groups > 1:
+    if call.groups > 1 and not plan.vectors:
         k, v = k.repeat_interleave(call.groups, dim=0), v.repeat_interleave(call.groups, dim=0)
     k, v = contiguous_rows(k), contiguous_rows(v)  # the kernel ignores their last stride
     out, lse = call_out.flatten(0, 1), call_lse.flatten(0, 1)[..., None]
     first_without_sink = 0  # the first row whose result lacks the sink
-    if materialized:
+    if plan.vectors:
+        ByProducts(replace(call, k=contiguous_rows(call.k), v=contiguous_rows(call.v)), plan).write(call_out, call_lse)
+    elif materialized:
         materialized_bias.attend(plan, q, k, v, call.scale, out, lse)
     else:
         first_without_sink = prefix

@@ -97,3 +97,13 @@ class Columns:
 
     def _view(self, x: Tensor, offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
         return x.as_strided((len(x), *sizes), (x.stride(0), *strides), x.storage_offset() + self.start - offset)
+
+
+def add_strided(values: Float[Tensor, "g L"], start: int, distance: int, sums: Float[Tensor, "g n m"]) -> None:
+    """Add to the entries that rows read for keys at equal distances: row r and key j read entry start + r + j *
+    distance. In `distance` consecutive rows no two pairs read the same."""
+    g, n, m = sums.shape
+    for first in range(0, n, distance):
+        rows = sums[:, first : first + distance]
+        offset = values.storage_offset() + start + first
+        values.as_strided((g, rows.shape[1], m), (values.stride(0), 1, distance), offset).add_(rows)

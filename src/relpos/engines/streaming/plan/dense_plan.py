@@ -165,8 +165,15 @@ class DensePlan(TilePlan):
                 case LineBias(lines=line), LineBias(values=into):
                     if not into.is_meta:
                         _add(into, contract(score, line))
-                case LineVectors(side="query" | "key") as term, LineVectors(vectors=into, bias=d_bias):
+                case LineVectors(side="query" | "key") as term, LineVectors(
+                    vectors=into, bias=d_bias, content=d_content
+                ):
                     scaled = score * self.call.scale if term.scaled else score
+                    if term.content is not None and d_content is not None:
+                        x = term.content.to(self.dtype).expand(*self.shape, -1, -1)
+                        d_x = self._meet_backward(scaled, term.rows(), x, term.vectors, into, None, None)
+                        _add(d_content, d_x.unflatten(0, self.shape))
+                        continue
                     if term.side == "query":
                         d_q += self._meet_backward(scaled, term.rows(), q, term.vectors, into, term.bias, d_bias)
                         continue

@@ -22,8 +22,7 @@ The gradient of the scores is written into a skewed buffer (see `workspace`), wh
 window. A mask by `left` and `right` also depends on r * skew + j only: it is written into the window as -inf.
 
 Three cases differ. All prefix queries have one coordinate and read the same window (skew 0). All prefix keys give a row
-the same value. Keys at equal distances e are one tile, the view `window[r + j * e]`; in e consecutive rows no two pairs
-read the same entry, so their gradient is added through that view, e rows at a time.
+the same value. Keys at equal distances e are one tile, the view `window[r + j * e]` (`columns.add_strided`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import LineBias, LineVectors, Mask, Sinks
@@ -44,9 +43,10 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.plan import masks
 from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.plan.columns import Columns, column_coordinate, rows_and_columns
+from relpos.engines.streaming.plan.columns import Columns, add_strided, column_coordinate, rows_and_columns
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.plan.tiles import Block, Tile
+from relpos.engines.streaming.terms.near import Near
 from relpos.engines.streaming.terms.vectors import Vectors
 from relpos.engines.streaming.workspace import Workspace, clear_around, fill, whole
 
@@ -60,11 +60,12 @@ class HankelPlan(TilePlan):
         unit, bfloat16: see `TilePlan`.
         whole_columns: whether each column of a grid is a separate block, even if it is short.
         only_prefix: whether to leave out the rows after the prefix, which the caller computes without blocks.
+        apart: whether keys that no row of a block meets with vectors have tiles of their own, where they are many.
     """
 
     def __init__(
         self, call: Call, rows: int, keys: int, pairs: int, *, unit: float, bfloat16: bool,
-        whole_columns: bool = False, only_prefix: bool = False,
+        whole_columns: bool = False, only_prefix: bool = False, apart: bool = False,
     ) -> None:  # fmt: skip
         self.unit, self.bfloat16, self.pairs = unit, bfloat16, pairs
         self.mask, self.device = call.mask, call.q.device
@@ -88,9 +89,10 @@ class HankelPlan(TilePlan):
         self.key_columns, self.query_columns = math.prod(self.key.sizes[1:]), math.prod(self.query.sizes[1:])
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
-        apart = whole_columns or self.mask is not None  # separates grid columns, and prefix keys from other keys
-        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=apart)
-        self.joined_prefix = 0 if apart else self.key.prefix
+        one_column = whole_columns or self.mask is not None  # and prefix keys have a tile of their own
+        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=one_column)
+        self.joined_prefix = 0 if one_column else self.key.prefix
+        self.near = Near(call, self.query.start, apart)
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
         masks_differ = self.mask is not None and self.mask.blocks is not None and self.mask.blocks.layout.shape[0] > 1
         self.by_head = masks_differ and self.device.type == "cpu"
@@ -102,6 +104,10 @@ class HankelPlan(TilePlan):
         tiles = [(tile, block.count * tile.count) for block in blocks for tile in block.tiles]
         self.by_block = self.by_head or any(tile.mask is not None for tile, _ in tiles)
         self.vectors = Vectors(call, self.query.start, unit, [] if self.by_block else tiles)
+        windows = [
+            tile.count - tile.prefix_keys for block in blocks for tile in block.tiles if self._is_read(block, tile)
+        ]
+        self.room = self.joined_prefix + max(windows, default=0)  # of all blocks: a buffer keeps its zeros
         self._blocks, self.heads_at_once = blocks, self._most_heads(blocks)
         self.groups = self.heads // (call.k if call.plain_k is None else call.plain_k).shape[1]  # share a key head
         self.own_heads: Sequence[int] = range(self.batch * self.heads)
@@ -211,7 +217,7 @@ class HankelPlan(TilePlan):
         mask, prefix, covered = self.mask, self.key.prefix, 0
         if head is not None and mask is not None and mask.blocks is not None:
             mask = replace(mask, blocks=replace(mask.blocks, layout=mask.blocks.layout[head : head + 1]))
-        for span in masks.spans(mask, block.queries, self.keys, strided=self.strided_keys):
+        for span in self.near.cut(block, masks.spans(mask, block.queries, self.keys, strided=self.strided_keys)):
             if span.step is not None:
                 yield self._tile(mask, block, span)
                 continue
@@ -255,7 +261,7 @@ class HankelPlan(TilePlan):
 
     def start_scores(self, workspace: Workspace, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Tensor:
         g, n, _ = chunk.q.shape
-        if not self.vectors:
+        if not self.near.has(chunk.block, tile):
             score, prefix = workspace.scores.rows(g, n, tile.count), tile.prefix_keys
             fill(score[..., prefix:], self.bias(chunk.block, tile, chunk.head_slice), shift)
             if prefix:
@@ -263,6 +269,8 @@ class HankelPlan(TilePlan):
             return score
         score = workspace.scores.skewed(g, n, tile.count, skew=1)
         around = whole(score, skew=1)[:, 0]
+        if shift is None and self.line_bias is None and self.vectors.write_queries(around[0], chunk, tile):
+            return score
         has_window = self.line_bias is not None or tile.is_masked_by_window
         window = self.window(chunk.block, tile, chunk.head_slice)[:, None] if has_window else None
         fill(around, window, shift)
@@ -270,7 +278,7 @@ class HankelPlan(TilePlan):
         return score
 
     def finish_scores(self, score: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile) -> None:
-        if self.vectors:
+        if self.near.has(chunk.block, tile):
             self.vectors.add_keys(score[0], chunk, tile)
 
     def bias(self, block: Block, tile: Tile, heads: slice) -> Tensor | None:
@@ -285,10 +293,14 @@ class HankelPlan(TilePlan):
         strides = (*window.stride()[:-1], block.skew, tile.keys.step or 1)
         return window.as_strided(shape, strides, window.storage_offset())
 
+    def is_bare(self, block: Block, tile: Tile) -> bool:
+        plain = self.reversed_values is None and tile.mask is None and tile.keys.step is None
+        return plain and not tile.is_masked_by_window and not self.near.has(block, tile)
+
     def _prefix_bias(self, block: Block, heads: slice) -> Float[Tensor, "g n 1"]:
         """The same for prefix keys; those of a row all read one entry."""
         assert self.reversed_values is not None
-        return self.reversed_values[heads].index_select(1, self._prefix_key_entries(block))[..., None]
+        return self.reversed_values[heads].index_select(1, block.prefix_key_entries(self.line_bias))[..., None]
 
     def window(self, block: Block, tile: Tile, heads: slice) -> Float[Tensor, "#g *c W"]:
         """The window of a tile, with -inf where the mask forbids; for several columns one window each.
@@ -310,18 +322,10 @@ class HankelPlan(TilePlan):
         sizes = (tile.window_length // self.key_columns, *self.key.sizes[1:])
         return Columns(tile.window_start, block.column_offsets, sizes, self.key.strides)
 
-    def _prefix_key_entries(self, block: Block) -> Int[Tensor, " n"]:
-        """The entry of the reversed values that each row reads for prefix keys, which are at `-(L + 1)` (see
-        `core.line`)."""
-        assert self.line_bias is not None
-        assert block.coordinates is not None
-        lines = self.line_bias.lines
-        return lines.length - 1 - (lines.layout.tokens + 1 + lines.origin) - block.coordinates
-
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
     ) -> None:
-        if self.vectors.of("value"):
+        if self.vectors.of("value") and self.near.has(chunk.block, tile):
             clear_around(weights)
             self.vectors.add_outputs(out[0], whole(weights, skew=1)[0, 0], chunk, tile)
 
@@ -337,18 +341,23 @@ class HankelPlan(TilePlan):
         if self._gradient_skew(block, tile) == 0:
             return workspace.gradient.rows(g, n, tile.count)
         first = self.joined_prefix - tile.prefix_keys  # later keys have the same offset with and without a prefix
-        room, keys = self.joined_prefix + block.most_keys, slice(first, first + tile.count)
-        return workspace.skewed_gradient.skewed_in_zeros(g, n, room, block.skew, block.column_count, keys)
+        keys = slice(first, first + tile.count)
+        return workspace.skewed_gradient.skewed_in_zeros(g, n, self.room, block.skew, block.column_count, keys)
 
     def _gradient_skew(self, block: Block, tile: Tile) -> int:
         """The skew of the buffer of the scores' gradient; 0 where nothing needs its column sums."""
-        wanted = self.d_reversed_values is not None or self.vectors
-        return block.skew if wanted and not tile.has_only_prefix_keys and tile.keys.step is None else 0
+        unwanted = self.d_reversed_values is None and not self.near.has(block, tile)
+        return 0 if unwanted or not self._is_read(block, tile) else block.skew
+
+    def _is_read(self, block: Block, tile: Tile) -> bool:
+        """Whether a tile reads a window of values or vectors."""
+        read = tile.keys.step is None and not tile.has_only_prefix_keys
+        return read and (self.line_bias is not None or self.near.has(block, tile))
 
     def values_backward(
         self, d: Float[Tensor, "g n m"], weights: Tensor, upstream: Float[Tensor, "g n V"], chunk: Chunk, tile: Tile
     ) -> None:
-        if self.vectors.of("value"):
+        if self.vectors.of("value") and self.near.has(chunk.block, tile):
             clear_around(weights)
             around = whole(d, skew=1)[0, 0], whole(weights, skew=1)[0, 0]
             self.vectors.outputs_backward(*around, upstream[0], chunk, tile)
@@ -358,13 +367,13 @@ class HankelPlan(TilePlan):
         self, d: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile, d_q: Float[Tensor, "g n D"], d_k: KeyGradient | None
     ) -> None:
         block = chunk.block
-        if self.vectors:
+        if self.near.has(block, tile):
             self.vectors.collect(d[0], whole(d, skew=1)[0, 0], chunk, tile, d_q[0], d_k)
         if self.d_reversed_values is None:
             return
         d_values = self.d_reversed_values[chunk.head_slice]
         if tile.keys.step is not None:
-            self._collect_strided(d_values, tile, d if block.skew else d.sum(dim=1, keepdim=True))
+            add_strided(d_values, tile.window_start, tile.keys.step, d if block.skew else d.sum(dim=1, keepdim=True))
         elif tile.has_only_prefix_keys:
             self._collect_prefix(d_values, block, d)
         else:
@@ -379,19 +388,10 @@ class HankelPlan(TilePlan):
 
     def _collect_prefix(self, d_values: Float[Tensor, "g L"], block: Block, d: Float[Tensor, "g n p"]) -> None:
         """Add the gradient of scores against prefix keys."""
-        entries, sums = self._prefix_key_entries(block), d.sum(dim=2)
+        entries, sums = block.prefix_key_entries(self.line_bias), d.sum(dim=2)
         if block.skew == 0:
             entries, sums = entries[:1], sums.sum(dim=1, keepdim=True)
         d_values[:, entries] += sums
-
-    @staticmethod
-    def _collect_strided(d_values: Float[Tensor, "g L"], tile: Tile, d: Float[Tensor, "g n m"]) -> None:
-        """Add the gradient of scores against keys at equal distances."""
-        distance, (g, n, m) = tile.keys.step, d.shape
-        for start in range(0, n, distance):
-            rows = d[:, start : start + distance]
-            offset = d_values.storage_offset() + tile.window_start + start
-            d_values.as_strided((g, rows.shape[1], m), (d_values.stride(0), 1, distance), offset).add_(rows)
 
     def finish(self, gradients: Gradients) -> None:
         if self.d_reversed_values is not None and self.line_bias is not None:

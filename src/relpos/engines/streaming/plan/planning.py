@@ -55,4 +55,4 @@ def make_plan(call: Call, *, backward: bool = False, natural: bool = False) -> T
     if (vectors or (cut and not windowed)) and call.k.shape[2] - prefix <= keys // 2:
         rows *= 2
     pairs = _PREFIX_PAIRS if prefix else PAIRS
-    return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16)
+    return HankelPlan(call, rows, keys, pairs, unit=unit, bfloat16=bfloat16, apart=backward)

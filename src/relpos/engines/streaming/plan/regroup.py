@@ -169,6 +169,7 @@ class Group:
 
     def _vectors(self, term: LineVectors) -> LineVectors:
         bias = None if term.bias is None else self._shared(term.bias)
+        term = replace(term, content=None if term.content is None else self._linked(term.content))
         line, entries = self._line(term.lines)
         index, count = term.index, term.vectors.shape[1]
         if entries is not None and index is None and int(entries.max()) < count:

@@ -65,6 +65,10 @@ class TilePlan(Protocol):
         """Add the terms' scores that `start_scores` leaves out, if any."""
         return
 
+    def is_bare(self, block: Block, tile: Tile) -> bool:
+        """Whether nothing is added to the scores of a tile, and no pair in it is forbidden."""
+        return False
+
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile
     ) -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from relpos.core import Mask
+from relpos.core import LineBias, Mask
 
 
 def count_of(keys: slice) -> int:
@@ -97,11 +96,12 @@ class Block:
         """The number of rows."""
         return len(self.queries)
 
-    @cached_property
-    def most_keys(self) -> int:
-        """The number of keys, without prefix keys, of the widest tile that has a window."""
-        windows = (tile for tile in self.tiles if not tile.has_only_prefix_keys and tile.keys.step is None)
-        return max((tile.count - tile.prefix_keys for tile in windows), default=0)
+    def prefix_key_entries(self, bias: LineBias | None) -> Int[Tensor, " n"]:
+        """Of `HankelPlan`: the entry of the reversed values that each row reads for prefix keys, which are at
+        `-(L + 1)` (`core.line`)."""
+        assert bias is not None
+        assert self.coordinates is not None
+        return bias.lines.length - 1 - (bias.lines.layout.tokens + 1 + bias.lines.origin) - self.coordinates
 
     @property
     def column_count(self) -> int:

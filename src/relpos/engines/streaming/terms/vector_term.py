@@ -35,14 +35,13 @@ class VectorTerm:
             term's own rows and one of zeros, `[1 or H, R + 1, D]`.
         index: the row of the term that each entry reads; None if each entry has its own.
         low, high: entries below `low` all read one row, and so do those from `high` on.
+        first, stop: entries before `first` and from `stop` on read zeros.
+        content: `[B * H, N, D]`, what the vectors meet in place of the queries, or None; d_content: its gradient.
     """
 
     by_entry: ClassVar[bool] = True
 
     def __init__(self, term: LineVectors, call: Call, start: int, unit: float) -> None:
-        layout = term.lines.layout
-        assert layout.query is not None
-        assert layout.key is not None
         self.term, self.heads = term, call.q.shape[1]
         self.scale = call.scale if term.scaled else 1.0
         self.factor = self.scale * unit
@@ -51,6 +50,7 @@ class VectorTerm:
         vectors = term.vectors.detach().to(dtype)
         self.index: Int[Tensor, " L"] | None = None
         self.low, self.high = 0, length
+        self.first, self.stop = reading(term)
         if term.index is None:
             self.vectors = F.pad(vectors[:, :length], (0, 0, 0, max(0, length - count))).flip(1)
         else:
@@ -62,13 +62,19 @@ class VectorTerm:
             if self.index.device.type == "cpu":
                 self.low, self.high = alike(self.index)
         self.bias = None if term.bias is None else term.bias.detach().to(dtype)
+        self.content: Float[Tensor, "BH N D"] | None = None
+        self.d_content: Float[Tensor, "BH N D"] | None = None
+        if term.content is not None:
+            self.content = term.content.detach().expand(*call.q.shape[:2], -1, -1).flatten(0, 1)
         self.d_vectors: _Sums | None = None
         self.d_bias: _Sums | None = None
-        self.origin = length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+        self.origin = origin_of(term, start)
 
     def expect(self) -> None:
         """Allocate the gradients."""
         self.d_vectors, self.d_bias = _Sums(self.vectors), None if self.bias is None else _Sums(self.bias)
+        if self.content is not None:  # each head has rows of its own, which one thread adds to
+            self.d_content = torch.zeros(self.content.shape, dtype=self.vectors.dtype, device=self.vectors.device)
 
     def share(self, heads: Sequence[int]) -> Self:
         """This term for some heads, for another thread."""
@@ -107,10 +113,13 @@ class VectorTerm:
         return self.d_vectors.at(self._row(self.vectors, chunk.head_slice.start))
 
     def parts(self, chunk: Chunk, tile: Tile, rows: slice) -> Iterator[tuple[slice, slice, bool]]:
-        """The parts of a tile's window that some rows read. With each come its entries of the line, or only the first
-        if all read one vector, and whether they do."""
+        """The parts of a tile's window that some rows read, but, on the side of queries and values, for its ends that
+        read zeros. With each come its entries of the line, or only the first if all read one vector, and whether they
+        do."""
         window = self.window_start(chunk, tile)
         start, stop = window + rows.start, window + rows.stop - 1 + tile.count
+        if self.term.side != "key":
+            start, stop = max(start, self.first), min(stop, self.stop)
         for first, last, one in self.cut(start, stop, self.low, self.high):
             yield slice(first - window, last - window), slice(first, first + 1 if one else last), one
 
@@ -134,6 +143,17 @@ class VectorTerm:
             rows = slice(start, min(start + _ROWS_AT_ONCE, chunk.block.count))
             for window, entries, _ in self.parts(chunk, tile, rows):
                 yield rows, window, entries
+
+    @staticmethod
+    def strip_count(chunk: Chunk) -> int:
+        """How many strips there are if each has one part."""
+        return -(-chunk.block.count // _ROWS_AT_ONCE)
+
+    def queries(self, chunk: Chunk) -> Float[Tensor, "n D"]:
+        """What the vectors meet for the chunk's rows."""
+        if self.content is None:
+            return self.with_bias(chunk.plain_q[0], chunk)
+        return chunk.take(self.content)[0].to(self.vectors.dtype)
 
     def with_bias(self, x: Float[Tensor, "n D"], chunk: Chunk) -> Float[Tensor, "n D"]:
         """Queries or keys plus the term's bias."""
@@ -176,6 +196,25 @@ class _Sums:
                 row, sums = own.popitem()
                 self.whole[row] += sums
         return self.whole
+
+
+def origin_of(term: LineVectors, start: int) -> int:
+    """The entry that key 0 and a query of the line coordinate 0 read, if the first query has the coordinate `start`."""
+    layout = term.lines.layout
+    assert layout.query is not None
+    assert layout.key is not None
+    return term.lines.length - 1 - (layout.query.start - start - layout.key.start + term.lines.origin)
+
+
+def reading(term: LineVectors) -> tuple[int, int]:
+    """`(first, stop)`: entries before `first` and from `stop` on read zeros, as far as is known without waiting."""
+    length, count = term.lines.length, term.vectors.shape[1]
+    if term.index is None:
+        return max(0, length - count), length
+    if term.index.device.type != "cpu":
+        return 0, length
+    read = ((term.index >= 0) & (term.index < count)).flip(0).nonzero()
+    return (int(read[0]), int(read[-1]) + 1) if len(read) else (0, 0)
 
 
 def alike(index: Int[Tensor, " L"]) -> tuple[int, int]:

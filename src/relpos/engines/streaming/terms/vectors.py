@@ -73,9 +73,28 @@ class Vectors:
     def add_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with queries to the whole buffer of the scores."""
         for vectors in self.of("query"):
-            own, q = vectors.of_head(vectors.vectors, chunk), vectors.with_bias(chunk.plain_q[0], chunk)
+            own, q = vectors.of_head(vectors.vectors, chunk), vectors.queries(chunk)
             for queries, window, entries in vectors.strips(chunk, tile):
                 _add_product(around[queries, window], q[queries], own[entries], vectors.factor)
+
+    def write_queries(self, around: Float[Tensor, "n W"], chunk: Chunk, tile: Tile) -> bool:
+        """Write what the mask says of a window, and the products in it of the only term. If these are not alone in
+        their place, write nothing, and return False."""
+        vectors, strips = self.terms[0], list(self.terms[0].strips(chunk, tile))
+        wanted, starts = slice(tile.allowed_start, tile.allowed_stop), {queries.start for queries, _, _ in strips}
+        alone = len(self.terms) == 1 and len(starts) == len(strips) == vectors.strip_count(chunk)
+        if not alone or vectors.content is None or not all(_are_all(window, entries) for _, window, entries in strips):
+            return False
+        if any(window.start < wanted.start or window.stop > wanted.stop for _, window, _ in strips):
+            return False
+        own, x = vectors.of_head(vectors.vectors, chunk), vectors.queries(chunk)
+        around[:, : wanted.start] = -torch.inf
+        around[:, wanted.stop :] = -torch.inf
+        for queries, window, entries in strips:
+            around[queries, wanted.start : window.start] = 0
+            around[queries, window.stop : wanted.stop] = 0
+            around[queries, window].addmm_(x[queries], own[entries].mT, alpha=vectors.factor, beta=0)
+        return True
 
     def add_keys(self, score: Float[Tensor, "n m"], chunk: Chunk, tile: Tile) -> None:
         """Add the products with keys to the scores."""
@@ -113,12 +132,15 @@ class Vectors:
         """The backward of `add_queries` and `add_keys`; `around` holds `d`, and zeros around it."""
         for vectors in self.of("query"):
             own, into = vectors.of_head(vectors.vectors, chunk), vectors.d_of_head(chunk)
-            q = vectors.with_bias(chunk.plain_q[0], chunk)
-            d_x = torch.zeros_like(d_q)
+            q = vectors.queries(chunk)
+            d_x = torch.zeros_like(q)
             for queries, window, entries in vectors.strips(chunk, tile):
                 sums = _summed(around[queries, window], entries)
                 d_x[queries].addmm_(sums, own[entries], alpha=vectors.scale)
                 add_sums(into[entries], sums, q[queries], vectors.scale)
+            if vectors.d_content is not None:
+                vectors.d_content[chunk.head_slice][0].index_add_(0, chunk.block.queries, d_x)
+                continue
             d_q += d_x
             vectors.add_d_bias(d_x, chunk)
         for vectors in self.on_keys:
@@ -129,6 +151,9 @@ class Vectors:
         for vectors in self.terms:
             gradients.add(vectors.term.vectors, vectors.finished() if gradients.wants(vectors.term.vectors) else None)
             gradients.add(vectors.term.bias, None if vectors.d_bias is None else vectors.d_bias.total())
+            if vectors.term.content is not None and vectors.d_content is not None:
+                d_content = vectors.d_content.view(-1, vectors.heads, *vectors.d_content.shape[1:])
+                gradients.add(vectors.term.content, d_content.sum_to_size(vectors.term.content.shape))
 
 
 def _made(term: LineVectors, call: Call, start: int, unit: float, tiles: Sequence[tuple[Tile, int]]) -> VectorTerm:
@@ -152,6 +177,11 @@ def _add_product(
         into.add_(x @ rows.mT, alpha=factor)
 
 
+def _are_all(window: slice, entries: slice) -> bool:
+    """Whether each column of a window has an entry of its own."""
+    return bool(entries.stop - entries.start == window.stop - window.start)
+
+
 def _summed(x: Float[Tensor, "n w"], entries: slice) -> Float[Tensor, "n _"]:
     """x, or its row sums where all columns read one entry."""
-    return x if entries.stop - entries.start == x.shape[1] else x.sum(dim=1, keepdim=True)
+    return x if _are_all(slice(0, x.shape[1]), entries) else x.sum(dim=1, keepdim=True)
