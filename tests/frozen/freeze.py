@@ -71,7 +71,7 @@ def differing(found: Mapping[str, Print], kept: Mapping[str, Print]) -> list[str
 
 def call(seed: int, engines: tuple[str, ...]) -> dict[str, dict[str, Print]]:
     """Engine to the tensors that it gives for one of the fuzzer's calls; those that do not serve it are left out."""
-    described = draw(seed, engines)
+    described = draw(seed, engines, newer=False)
     built = build(described)
     found: dict[str, dict[str, Print]] = {}
     for engine in engines:
@@ -94,7 +94,11 @@ def cases() -> list[tuple[str, int, tuple[str, ...]]]:
     CPU, where Triton has its interpreter unless there is a GPU."""
     found = []
     for prefix, engines, count in (("", ENGINES, CALLS), ("triton ", ("triton",), INTERPRETED)):
-        seeds = (seed for seed in itertools.count() if all(x.kind != "Mechanism" for x in draw(seed, engines).terms))
+        seeds = (
+            seed
+            for seed in itertools.count()
+            if all(x.kind != "Mechanism" for x in draw(seed, engines, newer=False).terms)
+        )
         found += [(f"{prefix}{seed}", seed, engines) for seed in itertools.islice(seeds, count)]
     return found
 

@@ -96,6 +96,8 @@ class MechanismBuilder(TermBuilder):
                 entries.append(("softcap", {"cap": cap}))
             case core.Sinks(logits=logits):
                 entries.append(("sinks", {"logits": self._name(logits)}))
+            case core.QueryScale(factor=factor, on=on):
+                entries.append(("query_scale", {"factor": self._name(factor), "on": on}))
             case core.Scale():
                 pass
             case _:

@@ -14,7 +14,7 @@ from fuzz.draw_tokens import TokenChoices
 class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
     """The call of one seed."""
 
-    def call(self) -> Described:
+    def call(self, newer: bool) -> Described:
         queries, keys = self.tokens()
         described = Described(self.seed, queries=queries, keys=keys)
         n, m = described.counts
@@ -45,6 +45,7 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
         if self.sometimes(0.06):
             described = self._shared(described)
         terms = self.terms(described)
+        terms = self.with_newer(terms) if newer else terms
         described = replace(described, terms=terms)
         if self.sometimes(0.62):
             described = replace(described, masks=self.masks(described))
@@ -76,6 +77,7 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
         return call
 
 
-def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
-    """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
-    return Drawing(seed, few="triton" in engines).call()
+def draw(seed: int, engines: tuple[str, ...] = (), newer: bool = True) -> Described:
+    """The call of a seed; where Triton is among the engines, one that its interpreter can do in time. Without what is
+    `newer` it has the kinds of terms alone that were there when `tests/frozen` was written."""
+    return Drawing(seed, few="triton" in engines).call(newer)
