@@ -76,6 +76,7 @@ LEAST: dict[str, dict[str, int]] = {
     "DynamicNTK": {"trained_length": 1},
     "FIREBias": {"num_heads": 1, "hidden_dim": 1},
     "FactoredBias": {"num_heads": 1},
+    "ForgetGate": {"num_heads": 1, "embed_dim": 1},
     "FlashAttention": {"block_size": 1},
     "GatedMlp": {"in_features": 1, "hidden_features": 1},
     "Grid": {"prefix": 0},
@@ -171,6 +172,7 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "DynamicNTK": {"factor": ("above 0", "1.0 stretches by just as much as the context grows.")},
     "FIREBias": {"c": ("above 0", "The published one is 0.1."), "threshold": ("above 0", "The published one is 512.")},
     "FactoredBias": STD,
+    "ForgetGate": {**STD, "init_bias": ("of at least 0", "0.0 is the published one.")},
     "ImageRelativePosition": {**STD, "ratio": ("above 0", "The authors have 1.9 for products and 20 for distances.")},
     "LanguageModel": {**MODEL, "embed_scale": ("above 0", "Llama's is 1.")},
     "LanguageModel.generate": {

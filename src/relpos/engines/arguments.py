@@ -37,6 +37,8 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
+States = Tensor | tuple[Tensor, Tensor]
+"""What the queries are projected from, `[B, N, E]`, or a pair with that of the keys, `[B, M, F]`."""
 
 
 @dataclass
@@ -94,6 +96,7 @@ def resolve(
     scale: float | None,
     dropout: float,
     return_lse: bool,
+    states: States | None = None,
 ) -> Resolved:
     """The arguments of `relpos.attention`, see there."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -102,7 +105,7 @@ def resolve(
     require_flag(return_lse, "return_lse")
     if scale is not None:
         require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    terms = _resolve_terms(position, queries, keys, q, k, v)
+    terms = _resolve_terms(position, queries, keys, q, k, v, states)
     mask = None if mask is None else Mask.of(mask)
     return Resolved(q, k, v, terms, mask, *under_autocast(q), scale, float(dropout), return_lse)
 
@@ -119,9 +122,10 @@ def prepare(
     scale: float | None = None,
     dropout: float = 0.0,
     return_lse: bool = False,
+    states: States | None = None,
 ) -> Call:
     """The call that such arguments make, checked."""
-    return resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse).call()
+    return resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states).call()
 
 
 def _check_tensor(x: Tensor, name: str) -> None:
@@ -160,7 +164,13 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _resolve_terms(
-    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
+    position: Position | None,
+    queries: Coordinates | None,
+    keys: Coordinates | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    states: States | None,
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
@@ -177,7 +187,7 @@ def _resolve_terms(
         settle = getattr(position, "settle", None)
         if settle is not None:
             settle(q.device)
-        terms = make(queries, keys)
+        terms = make(queries, keys, states=states) if getattr(position, "needs_states", False) else make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
@@ -185,6 +195,8 @@ def _resolve_terms(
     if queries is not None or keys is not None:
         wanted = "coordinates only beside a mechanism"
         fail(wanted, "terms or no position", "Terms hold their own; drop queries= and keys=.")
+    if states is not None:
+        fail("states only beside a mechanism", "terms or no position", "Terms were made with theirs; drop states=.")
     if position is None:
         return Terms()
     if isinstance(position, Term):

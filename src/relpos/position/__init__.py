@@ -12,6 +12,7 @@ from relpos.position.deberta import DisentangledPosition
 from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
+from relpos.position.fox import ForgetGate
 from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
@@ -43,6 +44,7 @@ __all__ = [
     "DynamicNTK",
     "FIREBias",
     "FactoredBias",
+    "ForgetGate",
     "ImageRelativePosition",
     "Kerple",
     "LearnedPositionEmbedding",

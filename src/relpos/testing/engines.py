@@ -14,6 +14,7 @@ from relpos.core import LineBias, Mask, QueryScale, Scale, Sinks, Terms
 from relpos.engines import backends
 from relpos.engines.selection import ENGINES
 from relpos.position import Mechanism
+from relpos.testing.calls import terms_of_case
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 """The dtypes of comparisons, finest first."""
@@ -45,7 +46,7 @@ def lacking(engine: str, position: Terms | Mechanism, *sides: Any, mask: Mask | 
         return "globals"
     if mask is not None and mask.blocks is not None:
         return "blocks"
-    terms = position if isinstance(position, Terms) else position.terms(*sides)
+    terms = position if isinstance(position, Terms) else terms_of_case(position, *sides)
     served = next(one.served for one in ENGINES if one.name == engine) or ()
     for term in terms:
         if not isinstance(term, (*served, Scale)):  # a scale is the call's

@@ -2,6 +2,7 @@
 
     mechanism.terms(queries, keys)                  what happens inside attention
     mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
+    mechanism.terms(queries, keys, states=x)        of one that is made from hidden states (`from_states.py`)
     mechanism.embed(x, coordinates)                 what is added to tokens before it (absolute mechanisms)
 
 An author of a relative bias subclasses `OffsetBias` and writes one function, from offsets to values; see
@@ -38,6 +39,7 @@ from relpos.position.base.device import META, settle
 from relpos.position.base.functional import checked, twin
 from relpos.position.base.saved_settings import SavesSettings, is_settings
 from relpos.position.base.site import Site
+from relpos.position.base.states import MayNeedStates, States, needs_states, remembers, terms_of
 from relpos.position.base.trainable import Trainable
 
 
@@ -50,7 +52,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(SavesSettings, WrittenOut, Trainable):
+class Mechanism(SavesSettings, WrittenOut, Trainable, MayNeedStates):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -124,7 +126,14 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
         """What the mechanism says to attention between queries and keys (the queries themselves by default)."""
         return Terms()
 
-    def terms_from(self, tensors: Mapping[str, Tensor], queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def terms_from(
+        self,
+        tensors: Mapping[str, Tensor],
+        queries: Coordinates,
+        keys: Coordinates | None = None,
+        *,
+        states: States | None = None,
+    ) -> Terms:
         """The terms it would have if its parameters were these tensors: `terms` in functional form.
 
         The mechanism itself stays as it is, all the while, so that threads may share it. Gradients reach the tensors.
@@ -137,6 +146,7 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
                 dtype; half precision is computed in float32, as it is in the mechanism.
             queries: coordinates of N queries, as for `terms`.
             keys: coordinates of M keys.
+            states: what the queries are projected from, for a mechanism that needs them.
 
         Raises:
             ValueError: a name that it does not have, or what is no tensor of that shape.
@@ -150,16 +160,16 @@ class Mechanism(SavesSettings, WrittenOut, Trainable):
             swapped = with_tensors(self, checked(self, tensors))
             if swapped is not None:
                 with swapped:
-                    return self.terms(queries, keys)
-        return _twin_of(self, tensors).terms(queries, keys)
+                    return terms_of(self, queries, keys, states)
+        return terms_of(_twin_of(self, tensors), queries, keys, states)
 
-    def forward(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def forward(self, queries: Coordinates, keys: Coordinates | None = None, *, states: States | None = None) -> Terms:
         """`terms`, for what calls modules: `torch.func.functional_call(mechanism, tensors, (queries, keys))`.
 
         That swaps the parameters of the mechanism itself until it returns. `terms_from` does not, and also serves
         mechanisms whose `forward` is another (that of `RelativePositionBias` is its dense bias).
         """
-        return self.terms(queries, keys)
+        return terms_of(self, queries, keys, states)
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the mechanism's absolute position added; unchanged where it has none."""
@@ -331,10 +341,32 @@ class Sum(Mechanism):
     def acts_in_attention(self) -> bool:
         return any(acts_in_attention(part) for part in self.parts())
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        joined = Terms()
-        for part in self.parts():
-            joined = joined + part.terms(queries, keys)
+    @property
+    def needs_states(self) -> bool:
+        return any(needs_states(part) for part in self.parts())
+
+    @property
+    def remembers(self) -> int:
+        return sum(remembers(part) for part in self.parts())
+
+    def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N r"]:
+        """What keys with these states contribute to its parts, one after the other."""
+        return torch.cat([part.remembered(states) for part in self.parts() if remembers(part)], dim=-1)  # type: ignore[operator]
+
+    def terms(
+        self,
+        queries: Coordinates,
+        keys: Coordinates | None = None,
+        *,
+        states: States | None = None,
+        remembered: Float[Tensor, "B H M r"] | None = None,
+    ) -> Terms:
+        """The terms of all parts; states go to those that need them, what is remembered to those that did."""
+        joined, parts = Terms(), self.parts()
+        widths = [remembers(part) for part in parts]
+        kept = [None] * len(parts) if remembered is None else remembered.split(widths, dim=-1)
+        for part, width, own in zip(parts, widths, kept, strict=True):
+            joined = joined + terms_of(part, queries, keys, states, own if width else None)
         return joined
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:

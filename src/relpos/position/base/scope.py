@@ -10,6 +10,7 @@ from torch import nn
 from relpos.core.checks import fail, shape_of
 from relpos.position.base.cached_terms import Held, OnceAForward, begin_forward, drop_once, end_forward
 from relpos.position.base.mechanism import Mechanism
+from relpos.position.base.states import needs_states
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
         torch.Size([1, 2, 6, 8])
     """
     inside = _mechanisms(models, "models whose forwards count")
-    entered = [part for part in inside if "terms" not in part.__dict__]
+    entered = [part for part in inside if "terms" not in part.__dict__ and not needs_states(part)]
     handles = []
     try:
         for model in models:

@@ -191,8 +191,10 @@ class DensePlan(TilePlan):
                     for vectors, rows, into in zip(axes, term.rows(), into_axes, strict=True):
                         d_q += self._meet_backward(score, rows, q, vectors, into, None, None)
                 case LowRank(query=query, key=key), LowRank(query=d_query, key=d_key):
-                    _add(d_query, score @ key.to(self.dtype))
-                    _add(d_key, score.mT @ query.to(self.dtype))
+                    if not d_query.is_meta:
+                        _add(d_query, score @ key.to(self.dtype))
+                    if not d_key.is_meta:
+                        _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
                 case (
