@@ -37,6 +37,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "DynamicNTK": STRETCH,
     "FIREBias": {"num_heads": 2},
     "FactoredBias": WINDOW,
+    "ForgetGate": {"num_heads": 2, "embed_dim": 8},
     "FlashAttention": LAYER,
     "GatedMlp": {"in_features": 8, "hidden_features": 8},
     "Grid": {"rows": 1, "columns": 1, "prefix": 1},

@@ -13,6 +13,7 @@ from relpos import (
     Blocks,
     CoPE,
     DenseBias,
+    ForgetGate,
     Grid,
     LearnedPositionEmbedding,
     LineBias,
@@ -34,6 +35,7 @@ from relpos import (
     linear_attention,
     lines,
     patterns,
+    replace_position,
 )
 
 
@@ -177,6 +179,16 @@ CASES: dict[str, list[Row]] = {
          "heads 8 wide for this RowRule; got 4. ..."),
         (lambda: MultiHeadAttention(32, 2, position=CoPE(8))(zeros(1, 6, 32)),
          "heads 8 wide for this RowRule; got 16. ..."),
+    ],
+    "ForgetGate": [
+        (lambda: attention(x(), x(), x(), position=ForgetGate(4, 8), queries=Sequence(6)),
+         "states= beside ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+        (lambda: attention(x(), x(), x(), position=QueryBias(zeros(4, 8)), states=zeros(2, 6, 8)),
+         "states only beside a mechanism; got terms or no position. Terms were made with theirs; drop states=."),
+        (lambda: attention(x(), x(), x(), states=zeros(2, 6, 8)),
+         "states only beside a mechanism; got terms or no position. Terms were made with theirs; drop states=."),
+        (lambda: replace_position(torch.nn.MultiheadAttention(8, 2, batch_first=True), "fox", coordinates=Sequence(6)),
+         "a position that needs no hidden states; got ForgetGate. Models and layers of relpos hand a mechanism ..."),
     ],
     "explain": [
         (lambda: explain(x(), x(), x(), backend="sdpa", return_lse=True),

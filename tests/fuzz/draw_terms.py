@@ -33,8 +33,9 @@ class TermChoices(Chance):
                 found.append(part)
         return tuple(found)
 
-    def with_newer(self, known: tuple[Part, ...]) -> tuple[Part, ...]:
-        """The terms with kinds and options that came later: a factor of each query, a sink of each query."""
+    def with_newer(self, call: Described, known: tuple[Part, ...]) -> tuple[Part, ...]:
+        """The terms with kinds and options that came later: a factor and a sink of each query, and a mechanism that is
+        made from hidden states."""
         chance = self.newer
         found = []
         for part in known:
@@ -45,6 +46,9 @@ class TermChoices(Chance):
             options: Options = {"batched": chance.random() < 0.5, "heads": chance.random() < 0.6}
             options["on"] = chance.choice(("content", "scores"))
             found.insert(chance.randint(0, len(found)), Part("QueryScale", "t9", options))
+        lined = all(side.kind == "sequence" for side in call.sides)
+        if lined and not self.few and chance.random() < 0.15:
+            found.append(Part("Mechanism", "t8", {"preset": "fox"}))
         return tuple(found)
 
     def _term(self, call: Described, name: str, known: list[Part]) -> Part | None:

@@ -45,7 +45,7 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
         if self.sometimes(0.06):
             described = self._shared(described)
         terms = self.terms(described)
-        terms = self.with_newer(terms) if newer else terms
+        terms = self.with_newer(described, terms) if newer else terms
         described = replace(described, terms=terms)
         if self.sometimes(0.62):
             described = replace(described, masks=self.masks(described))

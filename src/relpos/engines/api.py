@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import without_autocast
-from relpos.engines.arguments import Position, States, prepare, resolve
+from relpos.engines.arguments import HiddenStates, Position, prepare, resolve
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
 from relpos.engines.plan import PLANS, make_plan, structure_of_call
@@ -91,7 +91,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: Literal[False] = False,
     backend: str = "auto",
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"]: ...
 
 
@@ -109,7 +109,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: Literal[True],
     backend: str = "auto",
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
 
 
@@ -127,7 +127,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
 
 
@@ -144,7 +144,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Softmax attention with any position mechanism.
 
@@ -226,7 +226,7 @@ def explain(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Explanation:
     """Which engine `attention` would take for the same arguments, and why the others were passed over.
 
@@ -293,7 +293,7 @@ def attention_weights(
     keys: Coordinates | None = None,
     mask: MaskLike | None = None,
     scale: float | None = None,
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N M"]:
     """The softmax's weights, by the reference engine: N x M numbers, for pictures and study.
 

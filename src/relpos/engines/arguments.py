@@ -37,7 +37,7 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
-States = Tensor | tuple[Tensor, Tensor]
+HiddenStates = Tensor | tuple[Tensor, Tensor]
 """What the queries are projected from, `[B, N, E]`, or a pair with that of the keys, `[B, M, F]`."""
 
 
@@ -96,7 +96,7 @@ def resolve(
     scale: float | None,
     dropout: float,
     return_lse: bool,
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Resolved:
     """The arguments of `relpos.attention`, see there."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -122,7 +122,7 @@ def prepare(
     scale: float | None = None,
     dropout: float = 0.0,
     return_lse: bool = False,
-    states: States | None = None,
+    states: HiddenStates | None = None,
 ) -> Call:
     """The call that such arguments make, checked."""
     return resolve(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states).call()
@@ -170,7 +170,7 @@ def _resolve_terms(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    states: States | None,
+    states: HiddenStates | None,
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):

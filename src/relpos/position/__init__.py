@@ -1,6 +1,7 @@
 """Position mechanisms, one a file. They make terms; they never see queries, keys or engines."""
 
 from relpos.position.alibi import ALiBi, alibi_slopes
+from relpos.position.base.from_states import FromStates
 from relpos.position.base.mechanism import Mechanism, Sum
 from relpos.position.base.offset_bias import OffsetBias
 from relpos.position.base.preset import Preset, create_position, find, presets
@@ -45,6 +46,7 @@ __all__ = [
     "FIREBias",
     "FactoredBias",
     "ForgetGate",
+    "FromStates",
     "ImageRelativePosition",
     "Kerple",
     "LearnedPositionEmbedding",

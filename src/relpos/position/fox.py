@@ -40,7 +40,9 @@ _THOUSANDS = 2048
 
 
 class ForgetGate(FromStates):
-    """A bias of `log f` summed over the tokens from a key to the query, `f = sigmoid(<w[h], x[t]> + b[h])`.
+    """Forgets what came before: adds `log f`, `f = sigmoid(w[h] x + b[h])` of hidden states x, from key to query.
+
+    The states are those that q, k and v are projected from, `states=` of attention. Use it under a causal mask.
 
     Source: Lin et al. 2025 (Forgetting Transformer), section 3.
 
@@ -78,7 +80,7 @@ class ForgetGate(FromStates):
         self.init_std, self.init_bias = init_std, init_bias
         self.fgate_proj = nn.Linear(embed_dim, num_heads)
         nn.init.normal_(self.fgate_proj.weight, std=init_std)
-        nn.init.constant_(self.fgate_proj.bias, init_bias)
+        nn.init.constant_(self.fgate_proj.bias, float(init_bias))
 
     @classmethod
     def from_site(cls, site: Site) -> Self:
@@ -144,7 +146,6 @@ PRESETS = [
         source="Lin et al. 2025 (Forgetting Transformer), section 3",
         token_axes=(1,),
         family="bias",
-        aliases=("forgetting",),
         near=(("data_dependent_alibi", "x-transformers' name of it"),),
     )
 ]

@@ -52,7 +52,8 @@ def states_of(position: Mechanism, q: Tensor, k: Tensor) -> States | None:
     """Hidden states of queries and keys for a mechanism that needs some: q and k as if projected by the identity."""
     if not needs_states(position):
         return None
-    return tuple(oracle.heads_of(x, q.shape[1]).transpose(1, 2).flatten(2) for x in (q, k))  # type: ignore[return-value]
+    own, others = (oracle.heads_of(x, q.shape[1]).transpose(1, 2).flatten(2) for x in (q, k))
+    return own, others
 
 
 def terms_of_case(
@@ -70,10 +71,12 @@ def states_at(position: Mechanism, queries: Coordinates, keys: Coordinates | Non
     """Random states of tokens, the same in every call, for a mechanism that needs some."""
     if not needs_states(position):
         return None
-    width = next(part.embed_dim for part in position.parts() if needs_states(part))  # type: ignore[attr-defined]
+    width: Any = next(part.embed_dim for part in position.parts() if needs_states(part))
     generator = torch.Generator().manual_seed(11)
-    sides = (queries, queries if keys is None else keys)
-    return tuple(torch.randn(BATCH, side.count, width, generator=generator).double() for side in sides)  # type: ignore[return-value]
+    own, others = (
+        torch.randn(BATCH, side.count, width, generator=generator).double() for side in (queries, keys or queries)
+    )
+    return own, others
 
 
 def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Tensor:

@@ -28,7 +28,7 @@ from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import changed, register, static, unchecked
 
 RotatedSide = Literal["query", "key"]
-Scaled = Literal["content", "scores"]
+FactorOn = Literal["content", "scores"]
 
 
 @register("relpos.core.terms.Rotation")
@@ -227,12 +227,12 @@ class QueryScale(Single):
 
     meets_plain = False
     factor: Float[Tensor, "#B #H N"]
-    on: Scaled = static(default="content")
+    on: FactorOn = static(default="content")
 
     def __post_init__(self) -> None:
         require_tensor(self.factor, "QueryScale factor", dims=3)
         require_wide(self.factor, "QueryScale factor", "Half precision rounds 1.1 to 1.102; compute it in float32.")
-        require_choice(self.on, "on", get_args(Scaled), 'Biases are multiplied too on "scores".')
+        require_choice(self.on, "on", get_args(FactorOn), 'Biases are multiplied too on "scores".')
 
     @property
     def adds_scores(self) -> bool:  # type: ignore[override]  # a constant of the others
@@ -242,7 +242,7 @@ class QueryScale(Single):
     @property
     def meets_content(self) -> bool:
         """Whether q is still to be multiplied: engines that have done so keep the term as one on what is added."""
-        return self.on in get_args(Scaled)
+        return self.on in get_args(FactorOn)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_device(self.factor, "QueryScale", q)

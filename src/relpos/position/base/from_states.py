@@ -13,7 +13,7 @@ from relpos.position.base.states import States
 
 
 class FromStates(Mechanism):
-    """A mechanism whose terms follow from the hidden states that q, k and v are projected from.
+    """Base of mechanisms that are made from the hidden states that q, k and v are projected from.
 
     Each layer has one of its own, for each has other states: models build one a layer, whatever they share, and no
     terms are held (`relpos.decoding`), shared (`relpos.reading_once`) or planned. Terms are made in float32 or wider.
@@ -21,6 +21,23 @@ class FromStates(Mechanism):
     Attributes:
         embed_dim: width of a state, E. A subclass sets it.
         remembers: the numbers that each key contributes to each head; a cache keeps these and no states.
+
+    Raises:
+        ValueError: in `terms`, no states, or some of another shape or device.
+
+    Examples:
+        >>> class Salience(relpos.FromStates):  # each key adds to the score what its own hidden state says
+        ...     embed_dim, remembers = 8, 1
+        ...
+        ...     def remembered(self, states):  # [B, H or 1, M, r]
+        ...         return states.mean(dim=-1)[:, None, :, None]
+        ...
+        ...     def from_states(self, queries, keys, states, remembered):
+        ...         return relpos.Terms(relpos.DenseBias(remembered.transpose(2, 3)))
+        ...
+        >>> q, x = torch.randn(1, 2, 5, 4), torch.randn(1, 5, 8)
+        >>> relpos.attention(q, q, q, position=Salience(), queries=relpos.Sequence(5), states=x).shape
+        torch.Size([1, 2, 5, 4])
     """
 
     needs_states = True

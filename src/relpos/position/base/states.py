@@ -73,5 +73,5 @@ def terms_at_rest(part: Any, queries: Coordinates, keys: Coordinates | None = No
     if not needs_states(part):
         return terms_of(part, queries, keys)
     width = next(one.embed_dim for one in part.parts() if needs_states(one))
-    sides = (queries, queries if keys is None else keys)
-    return terms_of(part, queries, keys, tuple(torch.zeros(1, side.count, width, device=part.device) for side in sides))
+    own, others = (torch.zeros(1, side.count, width, device=part.device) for side in (queries, keys or queries))
+    return terms_of(part, queries, keys, (own, others))
