@@ -36,14 +36,12 @@ class MechanismBuilder(TermBuilder):
                 for parameter in mechanism.parameters():
                     if not parameter.any():
                         parameter.normal_(std=0.3)
+        tokens = {"queries": queries.count, "keys": keys.count}
         states = tuple(
-            torch.randn(call.batch, side.count, site.embed_dim, generator=self.generator(f"{part.name} {name}")).to(
-                wide
-            )
-            for name, side in (("queries", queries), ("keys", keys))
+            torch.randn(call.batch, count, site.embed_dim, generator=self.generator(f"{part.name} {name}")).to(wide)
+            for name, count in tokens.items()
         )
-        with torch.no_grad():
-            terms = terms_of(mechanism, queries, None if keys is queries else keys, states)  # type: ignore[arg-type]
+        terms = terms_of(mechanism, queries, None if keys is queries else keys, states)  # type: ignore[arg-type]
         terms = terms if self.cuts is None else terms.narrow(*self.cuts)
         made: list[core.Term] = []
         known: dict[int, Tensor] = {}

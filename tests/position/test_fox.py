@@ -150,6 +150,47 @@ def test_every_layer_hands_its_tokens_over(layer: str) -> None:
     torch.testing.assert_close(found, out, rtol=1e-12, atol=1e-12)
 
 
+class Salience(relpos.FromStates):
+    """Of any tokens: each key adds what its hidden state says."""
+
+    remembers = 1
+
+    def __init__(self, site: relpos.Site) -> None:
+        super().__init__()
+        self.embed_dim, self.proj = site.embed_dim, nn.Linear(site.embed_dim, site.num_heads)
+        self.given: list[tuple[Coordinates, Tensor]] = []
+
+    def remembered(self, states: Tensor) -> Tensor:
+        return self.proj(states).transpose(1, 2)[..., None]
+
+    def from_states(self, queries: Any, keys: Any, states: Tensor, remembered: Any) -> relpos.Terms:
+        self.given.append((queries, states))
+        return relpos.Terms(relpos.DenseBias(remembered.transpose(2, 3)))
+
+
+@pytest.mark.parametrize("model", [relpos.VisionTransformer, relpos.SwinTransformer])
+def test_models_of_images_hand_their_tokens_over(model: Any) -> None:
+    """Each layer what it projects, with the coordinates of its grid or window, to a mechanism of its own."""
+    torch.manual_seed(0)
+    sizes = {"depth": 2, "num_heads": 2} if model is relpos.VisionTransformer else {"depths": (2,), "num_heads": (2,)}
+    made = model(8, 2, 1, 3, embed_dim=16, position=Salience, shared_position=True, **sizes).double()
+    inputs: list[Tensor] = []
+    layers = [one for one in made.modules() if isinstance(one, MultiHeadAttention)]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    made(torch.randn(2, 1, 8, 8, dtype=torch.float64)).sum().backward()
+    parts = [layer.position.parts()[0] for layer in layers]  # type: ignore[union-attr]
+    assert len({id(part) for part in parts}) == len(inputs) == 2
+    for part, x in zip(parts, inputs, strict=True):
+        ((where, states),) = part.given
+        assert torch.equal(states, x)
+        assert where == relpos.Grid(4, 4, prefix=int(model is relpos.VisionTransformer))
+        assert part.proj.weight.grad.any()
+    if model is relpos.VisionTransformer:
+        weights = list(made.attention_maps(torch.randn(1, 1, 8, 8, dtype=torch.float64)))
+        assert all(torch.allclose(x.sum(-1), torch.ones((), dtype=x.dtype)) for x in weights)
+
+
 class Plain(relpos.OffsetBias):
     """As others have published theirs: it knows of no states."""
 
