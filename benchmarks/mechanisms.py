@@ -25,6 +25,7 @@ import torch
 from relpos import Grid, Mask, Sequence
 from relpos.layers import MultiHeadAttention
 from relpos.position import Mechanism, Site, presets
+from relpos.position.base.states import terms_of
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 OUT = Path(__file__).parent / "results" / "mechanisms-cpu.json"
@@ -53,7 +54,7 @@ class _Step:
         for part in parts_of(self.position):
             if acts_on_tokens(part):
                 x = part.embed(x, self.tokens)
-        terms = self.position.terms(self.tokens) if self.in_attention else None
+        terms = terms_of(self.position, self.tokens, None, x) if self.in_attention else None
         y = self.layer(x, position=terms, mask=Mask.causal() if self.causal else None)
         y.backward(self.x.detach())
         return time.perf_counter() - begun

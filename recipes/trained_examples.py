@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from relpos.data import find_task
-from relpos.position import presets
+from relpos.position import Mechanism, presets
 from relpos.position.base.wrapped import parts_of
 from relpos.report.drawing.trained_examples import FILE, HEAD_DIM, HEADS, SEED, SITES, start
 from relpos.train import Procedure, Recipe, TrainingRun, fit
@@ -37,6 +37,12 @@ def examples() -> list[tuple[str, int]]:
     return [(name, axes) for name, axes in every if any(True for _ in start(name, axes).parameters())]
 
 
+def of_first_layer(model: Any) -> list[Mechanism]:
+    """Its mechanisms: those of the model, and those that stand in the layer because they are made from its states."""
+    own = model.blocks[0].attn.position
+    return [*parts_of(model.positions.sums()[0]), *([] if own is None else parts_of(own))]
+
+
 def example(name: str, axes: int) -> dict[str, torch.Tensor]:
     """The parameters of one, trained."""
     task = find_task("digits" if axes == 2 else "text")
@@ -49,12 +55,12 @@ def example(name: str, axes: int) -> dict[str, torch.Tensor]:
 
     def build(position: str, task: Any) -> nn.Module:
         model = recipe.build(task, position)
-        for own, began in zip(parts_of(model.positions.sums()[0]), parts_of(mechanism), strict=True):
+        for own, began in zip(of_first_layer(model), parts_of(mechanism), strict=True):
             own.load_state_dict(began.state_dict())
         return model
 
     model, curve = fit(TrainingRun(task, name, recipe, SEED, torch.device("cpu"), Procedure(build)))
-    for own, began in zip(parts_of(model.positions.sums()[0]), parts_of(mechanism), strict=True):  # type: ignore[union-attr,operator,arg-type]
+    for own, began in zip(of_first_layer(model), parts_of(mechanism), strict=True):
         began.load_state_dict(own.state_dict())
     print(f"{axes}/{name}: {task.measure} {curve.validation[-1]:.3f}", flush=True)
     return {f"{axes}/{name}/{key}": x.half().contiguous() for key, x in mechanism.state_dict().items()}

@@ -12,7 +12,7 @@ import pytest
 from source import ROOT, SOURCE, modules, part, tree
 
 import relpos
-from relpos.position import Mechanism, OffsetBias
+from relpos.position import FromStates, Mechanism, OffsetBias
 from relpos.position.base.sum import Sum
 from relpos.position.base.table_bias import TableBias
 
@@ -92,7 +92,7 @@ def mechanism_modules() -> list[str]:
         for value in vars(importlib.import_module(name)).values():
             if not inspect.isclass(value) or value.__module__ != name:
                 continue
-            if issubclass(value, Mechanism) and value not in (Mechanism, OffsetBias, TableBias, Sum):
+            if issubclass(value, Mechanism) and value not in (Mechanism, FromStates, OffsetBias, TableBias, Sum):
                 found.append(name.split(".")[-1])
                 break
     return found

@@ -12,6 +12,7 @@ import torch
 from relpos import DynamicNTK, Grid, LongRoPE, RotaryEmbedding, Sequence
 from relpos.position import presets
 from relpos.position.base.site import Site
+from relpos.position.base.states import terms_at_rest
 from relpos.position.scaling import Scaled
 
 constant: Any = importlib.import_module("relpos.core.constants")

@@ -19,6 +19,7 @@ from relpos import (
     Mask,
     Positions,
     QueryBias,
+    QueryScale,
     Rotation,
     RowRule,
     Scale,
@@ -68,6 +69,9 @@ def every_term() -> dict[str, Term]:
         "Scale": Scale(0.7),
         "Softcap": Softcap(2.0),
         "Sinks": Sinks(torch.randn(HEADS)),
+        "Sinks of queries": Sinks(torch.randn(1, HEADS, N)),
+        "QueryScale": QueryScale(torch.rand(2, 1, N)),
+        "QueryScale on scores": QueryScale(torch.rand(1, HEADS, N), "scores"),
     }
 
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from relpos import Grid, Sequence, Site
 from relpos.position import Mechanism, presets
+from relpos.position.base.states import terms_at_rest
 from relpos.report.drawing.trained_examples import FILE, HEAD_DIM, HEADS, SITES, start, trained
 
 LEARNED = [
@@ -22,7 +23,7 @@ LEARNED = [
 
 def said(mechanism: Mechanism, site: Site) -> list[object]:
     embedded = mechanism.embed(torch.zeros(1, site.queries.count, site.embed_dim), site.queries)
-    return [embedded, *tree_leaves(mechanism.terms(site.queries))]
+    return [embedded, *tree_leaves(terms_at_rest(mechanism, site.queries))]
 
 
 @pytest.mark.parametrize(("name", "axes"), LEARNED)

@@ -42,9 +42,12 @@ TERMS = (
     "DenseBias",
     "DenseBias of keys",
     "RowRule",
+    "QueryScale",
+    "QueryScale on scores",
     "Scale",
     "Softcap",
     "a mask and Sinks",
+    "Sinks of queries",
 )
 SYMBOLS = "several lengths, dynamic=True"
 BY_INDUCTOR = {"LineBias with prefix", "RowRule"}

@@ -23,6 +23,7 @@ from relpos import (
     Mask,
     Positions,
     QueryBias,
+    QueryScale,
     Rotation,
     RowRule,
     Scale,
@@ -204,6 +205,15 @@ def composed(
     return oracle.attention(turned, oracle.rotate(k, key, "half"), v, scale=0.4, bias=total)
 
 
+def tempered(q: Tensor, k: Tensor, v: Tensor, factor: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    return oracle.attention((q + u[:, None]) * factor[..., None], k, v)
+
+
+def all_tempered(q: Tensor, k: Tensor, v: Tensor, factor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    bias = gathered(values, SEQUENCE.index())[None] * factor[..., None]
+    return oracle.attention(q * factor[..., None], k, v, bias=bias)
+
+
 CASES: dict[str, Case] = {
     "nothing": Case([], Terms, oracle.attention),
     "LineBias": Case([(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index())),
@@ -264,6 +274,19 @@ CASES: dict[str, Case] = {
     ),
     "RowRule": Case([(H,)], lambda weight: RowRule(rule, (weight,)), ruled),
     "Scale": Case([], lambda: Scale(1.0), lambda q, k, v: oracle.attention(q, k, v, scale=1.0)),
+    "QueryScale": Case([(1, H, N), (H, D)], lambda f, u: QueryScale(f) + QueryBias(u), tempered),
+    "QueryScale on scores": Case(
+        [(B, 1, N), (H, SEQUENCE.length)],
+        lambda f, x: LineBias(x, SEQUENCE) + QueryScale(f, "scores"),
+        all_tempered,
+        lacks={"triton": "QueryScale on scores beside a bias"},
+    ),
+    "Sinks of queries": Case(
+        [(B, 1, N)],
+        Sinks,
+        lambda q, k, v, x: oracle.attention(q, k, v, sinks=x.expand(-1, H, -1)),
+        lacks={"triton": "Sinks of each query"},
+    ),
     "Softcap": Case(
         [], lambda: Softcap(0.8), lambda q, k, v: oracle.attention(q, k, v, softcap=0.8), lacks={"sdpa": "Softcap"}
     ),

@@ -13,6 +13,7 @@ from relpos import (
     Blocks,
     CoPE,
     DenseBias,
+    ForgetGate,
     Grid,
     LearnedPositionEmbedding,
     LineBias,
@@ -21,6 +22,7 @@ from relpos import (
     Mask,
     MultiHeadAttention,
     QueryBias,
+    QueryScale,
     RelativePositionBias,
     Rotation,
     RowRule,
@@ -33,6 +35,7 @@ from relpos import (
     linear_attention,
     lines,
     patterns,
+    replace_position,
 )
 
 
@@ -154,6 +157,10 @@ CASES: dict[str, list[Row]] = {
          "a RowRule's rule to return [1 or 2, 1 or 4, 6, 6]; got ...(1, 1, 2, 3).... Return one number for each ..."),
         (lambda: attend(RowRule(lambda q, k, a, r: 3.0)),
          "a RowRule's rule to return [1 or 2, 1 or 4, 6, 6]; got float 3.0. Return one number for each of the ..."),
+        (lambda: attend(QueryScale(ones(1, 3, 6))),
+         "QueryScale factor of shape [1 or 2, 1 or 4, 6]; got ...(1, 3, 6).... Build it for the same q, k and v."),
+        (lambda: attend(Sinks(zeros(2, 4, 5))),
+         "Sinks logits of shape [1 or 2, 1 or 4, 6]; got ...(2, 4, 5).... Build it for the same q, k and v."),
         (lambda: attend(Sinks(zeros(3))),
          "Sinks logits of shape [4]; got a tensor of shape (3,) and dtype float32. Build it for the same q, k and v."),
         (lambda: attend(mask=Mask.padding(ones(5).bool())),
@@ -176,6 +183,16 @@ CASES: dict[str, list[Row]] = {
          "heads 8 wide for this RowRule; got 4. ..."),
         (lambda: MultiHeadAttention(32, 2, position=CoPE(8))(zeros(1, 6, 32)),
          "heads 8 wide for this RowRule; got 16. ..."),
+    ],
+    "ForgetGate": [
+        (lambda: attention(x(), x(), x(), position=ForgetGate(4, 8), queries=Sequence(6)),
+         "states= beside ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+        (lambda: attention(x(), x(), x(), position=QueryBias(zeros(4, 8)), states=zeros(2, 6, 8)),
+         "states only beside a mechanism; got terms or no position. Terms were made with theirs; drop states=."),
+        (lambda: attention(x(), x(), x(), states=zeros(2, 6, 8)),
+         "states only beside a mechanism; got terms or no position. Terms were made with theirs; drop states=."),
+        (lambda: replace_position(torch.nn.MultiheadAttention(8, 2, batch_first=True), "fox", coordinates=Sequence(6)),
+         "a position that needs no hidden states; got ForgetGate. Models and layers of relpos hand a mechanism ..."),
     ],
     "explain": [
         (lambda: explain(x(), x(), x(), backend="sdpa", return_lse=True),

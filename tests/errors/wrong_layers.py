@@ -75,6 +75,13 @@ def used(width: int = 32) -> LayerCache:
     return cache
 
 
+def remembering() -> LayerCache:
+    """One that holds six tokens of a batch of two, and what each contributes."""
+    cache = LayerCache()
+    cache.extend(x(), x(), zeros(2, 4, 6, 1))
+    return cache
+
+
 # fmt: off
 CASES: dict[str, list[Row]] = {
     "ALiBiPositionalEmbedding": [
@@ -119,6 +126,15 @@ CASES: dict[str, list[Row]] = {
          "keys for the cache like those it holds, ...; got ...dtype bfloat16.... Start a new KeyValueCache for ..."),
         (lambda: used().extend(x(device=META), x(device=META)),
          "keys for the cache like those it holds, ...; got ...on meta. Start a new KeyValueCache for another batch."),
+        (lambda: used().extend(x(tokens=1), x(tokens=1), zeros(2, 4, 1, 1)),
+         "what keys contribute like that which the cache holds, nothing; got ...(2, 4, 1, 1)... Start a new ..."),
+        (lambda: remembering().extend(x(tokens=1), x(tokens=1)),
+         "what keys contribute beside keys, as before; got none. Pass remembered=, or start a new cache."),
+        (lambda: remembering().extend(x(tokens=1), x(tokens=1), zeros(2, 4, 1, 2)),
+         "what keys contribute like that which the cache holds, ...(2, 4, 6, 1)...; got ...(2, 4, 1, 2)... Start ..."),
+        (lambda: KeyValueCache(1).crop(1), "length of at most 0, the tokens of the cache; got 1. It cannot grow so."),
+        (lambda: KeyValueCache(1).crop(-1), "length to be an integer of at least 0; got int -1. ..."),
+        (lambda: KeyValueCache(1).reorder(zeros(2)), "rows as integers; got ...(2,)... Give the numbers of ..."),
         (lambda: LayerCache().extend(x()[0], x()[0]),
          "keys for the cache to be a tensor with 4 dimensions; got ...(4, 6, 8).... Reshape keys for the cache ..."),
         (lambda: LayerCache().extend(x(), x(tokens=5)),

@@ -18,6 +18,7 @@ from relpos import (
     Mask,
     Positions,
     QueryBias,
+    QueryScale,
     Rotation,
     RowRule,
     Scale,
@@ -257,6 +258,12 @@ CASES: dict[str, list[Row]] = {
     "Sequence": [
         (lambda: Sequence(6, start=1.5),
          "Sequence start to be an integer; got float 1.5. Pass the first token's position as an int."),
+    ],
+    "QueryScale": [
+        (lambda: QueryScale(ones(1, 1, 6).half()),
+         "QueryScale factor in float32 or float64; got ...(1, 1, 6)... float16. Half precision rounds ..."),
+        (lambda: Terms(QueryScale(ones(1, 1, 6)), QueryScale(ones(1, 1, 6))),
+         "at most one QueryScale; got two. Compose mechanisms so that only one brings it."),
     ],
     "Sinks": [
         (lambda: Sinks(zeros(4).long()),

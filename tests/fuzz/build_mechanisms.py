@@ -14,6 +14,7 @@ from fuzz.description import Part
 from relpos import core
 from relpos.position import Site
 from relpos.position.base.preset import find
+from relpos.position.base.states import terms_of
 
 
 class MechanismBuilder(TermBuilder):
@@ -35,7 +36,12 @@ class MechanismBuilder(TermBuilder):
                 for parameter in mechanism.parameters():
                     if not parameter.any():
                         parameter.normal_(std=0.3)
-        terms = mechanism.terms(queries, None if keys is queries else keys)
+        tokens = {"queries": queries.count, "keys": keys.count}
+        states = tuple(
+            torch.randn(call.batch, count, site.embed_dim, generator=self.generator(f"{part.name} {name}")).to(wide)
+            for name, count in tokens.items()
+        )
+        terms = terms_of(mechanism, queries, None if keys is queries else keys, states)  # type: ignore[arg-type]
         terms = terms if self.cuts is None else terms.narrow(*self.cuts)
         made: list[core.Term] = []
         known: dict[int, Tensor] = {}
@@ -96,6 +102,8 @@ class MechanismBuilder(TermBuilder):
                 entries.append(("softcap", {"cap": cap}))
             case core.Sinks(logits=logits):
                 entries.append(("sinks", {"logits": self._name(logits)}))
+            case core.QueryScale(factor=factor, on=on):
+                entries.append(("query_scale", {"factor": self._name(factor), "on": on}))
             case core.Scale():
                 pass
             case _:

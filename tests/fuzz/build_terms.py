@@ -156,8 +156,17 @@ class TermBuilder(Numbers):
         self.entries.append(("softcap", {"cap": part.options["cap"]}))
         return [core.Softcap(part.options["cap"])]
 
+    def _queryscale(self, part: Part) -> list[core.Term]:
+        shape = (self._batch(part), self._heads(part), self.call.counts[0])
+        factor = self.floats(f"{part.name}.factor", shape, dtype=torch.promote_types(self.dtype, torch.float32))
+        self.entries.append(("query_scale", {"factor": f"{part.name}.factor", "on": part.options["on"]}))
+        return [core.QueryScale(factor, part.options["on"])]
+
     def _sinks(self, part: Part) -> list[core.Term]:
-        logits = self.floats(f"{part.name}.logits", (self.call.heads,), 2.0, self._dtype(part))
+        shape: tuple[int, ...] = (self.call.heads,)
+        if part.options.get("of_queries", False):
+            shape = (self._batch(part), self._heads(part), self.call.counts[0])
+        logits = self.floats(f"{part.name}.logits", shape, 2.0, self._dtype(part))
         self.entries.append(("sinks", {"logits": f"{part.name}.logits"}))
         return [core.Sinks(logits)]
 

@@ -15,6 +15,7 @@ class Chance:
 
     def __init__(self, seed: int, few: bool = False) -> None:
         self.r = random.Random(seed)
+        self.newer = random.Random(f"{seed} newer")  # of what came later, so that a seed's call stays as it was
         self.seed = seed
         self.few = few
 

@@ -13,6 +13,7 @@ _DIMENSIONS = {
     "QueryBias": {"u": 2},
     "LineVectors": {"vectors": 3, "bias": 2},
     "Sinks": {"logits": 1},
+    "QueryScale": {"factor": 3},
     "Rotation": {"query": 4, "key": 4, "query_magnitude": 4, "key_magnitude": 4},
     "DenseBias": {"bias": 4},
     "RowRule": {"w": 2},
@@ -31,7 +32,8 @@ def tensors(call: Described) -> dict[str, int]:
     names = {"q": 4, "k": 4, "v": 4}
     for part in call.terms:
         for name, dims in _DIMENSIONS.get(part.kind, {}).items():
-            names[f"{part.name}.{name}"] = dims + bool(part.options.get(f"{name}_wide", False))
+            wider = 2 * bool(part.options.get("of_queries")) + bool(part.options.get(f"{name}_wide"))
+            names[f"{part.name}.{name}"] = dims + wider
     return names
 
 

@@ -33,6 +33,24 @@ class TermChoices(Chance):
                 found.append(part)
         return tuple(found)
 
+    def with_newer(self, call: Described, known: tuple[Part, ...]) -> tuple[Part, ...]:
+        """The terms with kinds and options that came later: a factor and a sink of each query, and a mechanism that is
+        made from hidden states."""
+        chance = self.newer
+        found = []
+        for part in known:
+            if part.kind == "Sinks" and chance.random() < 0.5 and not self.few:
+                part = Part("Sinks", part.name, part.options | {"of_queries": True, "batched": chance.random() < 0.6})
+            found.append(part)
+        if chance.random() < 0.12:
+            options: Options = {"batched": chance.random() < 0.5, "heads": chance.random() < 0.6}
+            options["on"] = chance.choice(("content", "scores"))
+            found.insert(chance.randint(0, len(found)), Part("QueryScale", "t9", options))
+        lined = all(side.kind == "sequence" for side in call.sides)
+        if lined and not self.few and chance.random() < 0.15:
+            found.append(Part("Mechanism", "t8", {"preset": "fox"}))
+        return tuple(found)
+
     def _term(self, call: Described, name: str, known: list[Part]) -> Part | None:
         lined, (n, m) = call.queries.kind != "nowhere", call.counts
         once = {part.kind for part in known}

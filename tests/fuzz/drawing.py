@@ -15,7 +15,7 @@ from fuzz.draw_tokens import TokenChoices
 class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
     """The call of one seed."""
 
-    def call(self) -> Described:
+    def call(self, newer: bool) -> Described:
         queries, keys = self.tokens()
         described = Described(self.seed, queries=queries, keys=keys)
         n, m = described.counts
@@ -46,6 +46,7 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
         if self.sometimes(0.06):
             described = self._shared(described)
         terms = self.terms(described)
+        terms = self.with_newer(described, terms) if newer else terms
         described = replace(described, terms=terms)
         if self.sometimes(0.62):
             described = replace(described, masks=self.masks(described))
@@ -79,9 +80,9 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
 
 def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
-    return with_content(draw_as_frozen(seed, engines))
+    return with_content(Drawing(seed, few="triton" in engines).call(newer=True))
 
 
 def draw_as_frozen(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The same without what came after calls were frozen (`tests/frozen`)."""
-    return Drawing(seed, few="triton" in engines).call()
+    return Drawing(seed, few="triton" in engines).call(newer=False)

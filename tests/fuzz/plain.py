@@ -5,6 +5,7 @@ A call comes as plain entries, one for each thing that the documentation says a 
     line        bias     values[h, index[i, j]]
     rotation    turns q and k before the content product
     query_bias  added to the turned q
+    query_scale factor[b, h, i] on that q; on scores also on all that is added but sinks
     vectors     <q[i] + bias, vectors[h, rows[i, j]]>, or of k[j], or of a content[b, h, i] in place of q[i], or added
                 to v under the weights; -1 reads zeros
     low_rank    <query[i], key[j]>
@@ -154,6 +155,9 @@ class Evaluation:
                     k = _turn(k, angles, entry["layout"], own, absolute)
         for entry in self.kinds("query_bias"):
             q = q + self.numbers[entry["u"]][:, None, :]
+        factors = [(self.numbers[entry["factor"]][..., None], entry["on"]) for entry in self.kinds("query_scale")]
+        for factor, _ in factors:
+            q = q * factor
         score = q @ k.mT * self.plain.scale
         size = score.detach()
         for entry in self.kinds("softcap"):
@@ -166,7 +170,10 @@ class Evaluation:
                 score = score - score.detach() + self.factor * size + cap
         self.content = score
         for kind, entry in self.plain.entries:
-            score = score + self._added(kind, entry)
+            added = self._added(kind, entry)
+            for factor, on in factors:
+                added = added * factor if on == "scores" else added
+            score = score + added
         return score
 
     def _added(self, kind: str, entry: dict[str, Any]) -> Tensor | float:
@@ -213,6 +220,14 @@ class Evaluation:
         return out
 
 
+def sink_of_rows(call: Evaluation) -> Tensor | None:
+    """The sink's logit of each row, `[1 or B, H, 1 or N, 1]`."""
+    for entry in call.kinds("sinks"):
+        logits = call.numbers[entry["logits"]]
+        return logits[..., None] if logits.dim() == 3 else logits[None, :, None, None]
+    return None
+
+
 def exact(plain: Plain, wanted: list[str], d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Truth, Inside]:
     """Results and the gradients of the tensors `wanted`."""
     numbers = {name: x.detach().requires_grad_(name in wanted) for name, x in plain.numbers.items()}
@@ -221,8 +236,7 @@ def exact(plain: Plain, wanted: list[str], d_out: Tensor | None, d_lse: Tensor |
     score = call.scores().expand(shape)
     allowed = plain.allowed.expand(shape)
     score = torch.where(allowed, score, -math.inf)
-    sinks = call.kinds("sinks")
-    sink = numbers[sinks[0]["logits"]][:, None, None] if sinks else None
+    sink = sink_of_rows(call)
     peak = score.detach().amax(-1, keepdim=True) if shape[3] else score.new_full((*shape[:3], 1), -math.inf)
     peak = peak if sink is None else torch.maximum(peak, sink.detach())
     peak = torch.where(peak == -math.inf, 0.0, peak)

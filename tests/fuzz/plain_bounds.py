@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fuzz.plain import Evaluation, Inside, Plain, Truth
+from fuzz.plain import Evaluation, Inside, Plain, Truth, sink_of_rows
 
 OPAQUE = 2**14
 """In eps of the largest: what a rule may miss of which only the results are known."""
@@ -88,8 +88,8 @@ def bounds(
         return x.amax(-1, keepdim=True) if x.shape[3] else x.new_zeros(*x.shape[:3], 1)
 
     content, size = largest(call.content), largest(sizes)
-    for sinks in call.kinds("sinks"):
-        size = torch.maximum(size, numbers[sinks["logits"]].detach()[:, None, None])
+    sink = sink_of_rows(call)
+    size = size if sink is None else torch.maximum(size, sink.detach())
     if inside.opaque is not None:
         size = size + largest(inside.opaque.abs())
     kappa = 4 + math.sqrt(precision.longest) / 8
@@ -117,7 +117,8 @@ def bounds(
             if of and of[place] is not None:
                 bound = bound + of[place].abs()
         if p_sink is not None and name == call.kinds("sinks")[0]["logits"]:
-            bound = bound + (2 * r * p_sink * delta).sum((0, 2, 3))
+            own = bound.shape if bound.dim() == 3 else (1, *bound.shape, 1)
+            bound = bound + (2 * r * p_sink * delta)[..., 0].sum_to_size(own).view(bound.shape)
         if inside.opaque is not None and bound.numel():
             bound = bound + OPAQUE * precision.arithmetic * (1 + truth.gradients[name].abs().amax())
         found.gradients[name] = bound

@@ -19,7 +19,7 @@ def test_two_ranks_in_half_precision(tmp_path: pathlib.Path, loaded: Loaded) -> 
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         cast = {name: found.pop(name) for name in ("across: bias", "across: rotation", "model: blocks cast")}
         assert found == dict.fromkeys(found, True)
-        assert len(found) == 8
+        assert len(found) == 10
         for name, message in cast.items():
             assert "\n" not in message
             assert "float32 or float64; got" in message, name

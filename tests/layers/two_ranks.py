@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relpos import (
     ALiBi,
+    ForgetGate,
     Grid,
+    LanguageModel,
     Mask,
     MultiHeadAttention,
     RelativePositionBias,
@@ -95,6 +97,24 @@ def read_once(mesh: Any, x: torch.Tensor) -> bool:
     return same and all(torch.allclose(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-5) for (_, a), b in pairs)
 
 
+def of_states(mesh: Any) -> bool:
+    """Whether a model whose blocks own mechanisms of their hidden states, each sharded with its block, trains alike."""
+    torch.manual_seed(6)
+    whole = LanguageModel(11, 8, 16, depth=2, num_heads=2, position="t5+fox", shared_position=True)
+    sharded, tokens = copy.deepcopy(whole), torch.arange(16).view(2, 8) % 11
+    for block in sharded.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    ours, theirs = sharded(tokens), whole(tokens)
+    same = torch.allclose(ours, theirs, atol=1e-6)
+    for out in (ours, theirs):
+        out.square().sum().backward()
+    gates = [block.attn.position.parts()[0].fgate_proj.weight for block in sharded.blocks]
+    same = same and all(isinstance(x, DTensor) and bool(x.grad.full_tensor().any()) for x in gates)
+    pairs = zip(sharded.named_parameters(), whole.parameters(), strict=True)
+    return same and all(torch.allclose(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-5) for (_, a), b in pairs)
+
+
 def said(call: Any) -> str:
     try:
         call()
@@ -115,6 +135,11 @@ def run(rank: int, folder: str) -> None:
         whole = layer(position)
         sharded = fully_shard(copy.deepcopy(whole), mesh=mesh, mp_policy=HALF)
         found[f"inside: {name}"] = alike(sharded, whole, x, coordinates=GRID, mask=Mask.packed(torch.zeros(6).long()))
+
+    whole = layer(ForgetGate(2, 16, init_std=0.5))
+    sharded = fully_shard(copy.deepcopy(whole), mesh=mesh, mp_policy=HALF)
+    found["inside: states"] = alike(sharded, whole, x, mask=Mask.causal())
+    found["model: of states"] = of_states(mesh)
 
     for name in ("bias", "rotation"):
         sharded = fully_shard(layer(), mesh=mesh, mp_policy=HALF)

@@ -17,6 +17,7 @@ from relpos import Grid, Mechanism, RotaryEmbedding, Sequence, Site, create_posi
 from relpos.core import Coordinates
 from relpos.position import Sum, find, presets
 from relpos.position.base import preset as presets_module
+from relpos.testing.calls import terms_of_case
 
 TOKENS: dict[int, tuple[Coordinates, ...]] = {
     1: (Sequence(9), Sequence(9, start=3, prefix=1)),
@@ -47,7 +48,7 @@ CASES = [
 def said(mechanism: Mechanism, tokens: Coordinates) -> list[Any]:
     """All numbers that a mechanism says, in attention and on tokens of width 32."""
     x = torch.zeros(1, tokens.count, 32)
-    return [*leaves(mechanism.terms(tokens)), mechanism.embed(x, tokens)]
+    return [*leaves(terms_of_case(mechanism, tokens)), mechanism.embed(x, tokens)]
 
 
 def same(one: list[Any], other: list[Any]) -> bool:

@@ -15,6 +15,7 @@ from position.published import largest_tensor
 from relpos import ALiBi, CoPE, FIREBias, Grid, Kerple, LineBias, Mechanism, Sandwich, Sequence, Site
 from relpos.core import Coordinates, RowRule
 from relpos.position import presets
+from relpos.position.base.states import terms_at_rest
 from relpos.testing import oracle
 
 SEQUENCE, GRID, TOKENED = Sequence(9), Grid(2, 5), Grid(2, 5, prefix=1)
@@ -138,7 +139,7 @@ def test_what_is_defined_anywhere_grows_as_it_is(name: str) -> None:
     own = presets()[name].make(Site(3, 4, 12, near))
     assert own.growth == ("as is",) or name.startswith("rotary_")  # whose scalings are rules, too
     assert own.grow(far, "as is") is own
-    own.terms(far)
+    terms_at_rest(own, far)
     own.embed(torch.zeros(1, 81, 12), far)
 
 

@@ -11,6 +11,7 @@ import torch
 from relpos import Grid, Sequence
 from relpos.position import presets
 from relpos.position.base.site import Site
+from relpos.position.base.states import terms_at_rest
 
 META = torch.device("meta")
 """Stands for a GPU: it is not the CPU."""
@@ -23,14 +24,14 @@ def test_terms_made_again_copy_nothing_from_the_host(name: str, monkeypatch: pyt
     site = Site(num_heads=4, head_dim=16, embed_dim=64, queries=where)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which does not know this device
     mechanism = preset.build(site).to(META)
-    mechanism.terms(where)
+    terms_at_rest(mechanism, where)
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("numbers of the host were copied again")
 
     monkeypatch.setattr(torch, "tensor", refused)
     monkeypatch.setattr(torch.Tensor, "to", _only_between_dtypes(torch.Tensor.to))
-    mechanism.terms(where)
+    terms_at_rest(mechanism, where)
 
 
 def _only_between_dtypes(to: Any) -> Any:

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from relpos import Grid, Mask, Mechanism, Positions, Sequence, Site, attention
 from relpos.core import Coordinates, Terms, terms
 from relpos.position import find, presets
+from relpos.position.base import states
+from relpos.position.base.states import terms_at_rest
+from relpos.testing.calls import states_of
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +58,7 @@ def _traits(name: str) -> Traits:
     axes = frozenset(preset.token_axes) & {1, 2}
     side = Grid(2, 2) if 2 in axes else Sequence(2)
     mechanism = preset.make(Site(2, 8, 16, side))
-    said = mechanism.terms(side)
+    said = terms_at_rest(mechanism, side)
     rotates, adds, scale = said.one(terms.Rotation) is not None, bool(said.of(terms.QueryBias)), said.one(terms.Scale)
     value = None if scale is None else scale.value
     return Traits(axes, rotates, adds, value, mechanism.acts_on_tokens, mechanism.acts_in_attention)
@@ -181,7 +184,8 @@ def layer(example: Example, mechanism: Mechanism, tokens: list[Tensor], queries:
     if mechanism.acts_on_tokens:
         tokens = [mechanism.embed(x, queries) for x in tokens]
     q, k, v = (heads(example, x) for x in tokens)
-    return attend(example, q, k, v, mechanism.terms(queries, keys), mask)
+    said = states.terms_of(mechanism, queries, keys, states_of(mechanism, q, k))
+    return attend(example, q, k, v, said, mask)
 
 
 def near(one: Tensor, other: Tensor, slack: float = 1e-11) -> None:
@@ -205,7 +209,7 @@ def moved(side: Coordinates | None, by: tuple[int, int]) -> Any:
 def takes(mechanism: Mechanism, side: Coordinates) -> bool:
     """Whether it is defined there."""
     try:
-        mechanism.terms(side)
+        terms_at_rest(mechanism, side)
     except ValueError:
         return False
     return True
@@ -319,11 +323,12 @@ def test_heads_in_another_order(example: Example, chance: Any) -> None:
     turn = torch.tensor(order)
     mechanism, mask = example.built(), example.allowed()
     q, k, v = (heads(example, x) for x in example.tokens())
-    before = attend(example, q, k, v, mechanism.terms(example.queries, example.keys), mask)
+    given = example.queries, example.keys, states_of(mechanism, q, k)
+    before = attend(example, q, k, v, states.terms_of(mechanism, *given), mask)
     said = Terms()
     for part in mechanism.parts():
         twin, learned = of_heads(part, turn, example.width)
-        own = twin.terms(example.queries, example.keys)
+        own = states.terms_of(twin, *given)
         said = said + (own if learned else terms_of(own, turn))
     near(attend(example, *(x[:, turn] for x in (q, k, v)), said, mask), before[:, turn])
 
@@ -398,7 +403,9 @@ def test_how_tensors_lie_in_memory(example: Example, layouts: tuple[str, str, st
         views = [LAYOUTS[name][1](x, size) for name, x, size in zip(layouts, leaves, sizes, strict=True)]
         if contiguous:
             views = [x.contiguous() for x in views]
-        output = attend(example, *views, mechanism.terms(example.queries, example.keys), mask)  # type: ignore[arg-type]
+        own = states_of(mechanism, *views[:2])
+        said = states.terms_of(mechanism, example.queries, example.keys, own)
+        output = attend(example, *views, said, mask)  # type: ignore[arg-type]
         upstream = torch.tensor(0.7, dtype=torch.float64).expand(output.shape)
         if plain:
             upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape)

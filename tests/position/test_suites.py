@@ -11,6 +11,7 @@ from typing import Any
 from conformance.suite import LibrarySuite
 from relpos.core import Terms
 from relpos.testing import MechanismSuite
+from relpos.testing.calls import terms_of_case
 
 SUITES: set[type[MechanismSuite]] = {
     one
@@ -42,7 +43,7 @@ def kinds(suite: type[LibrarySuite]) -> set[tuple[Any, ...]]:
     own = suite()
     for case in own.cases()[::3]:
         mechanism = own.made(case)
-        terms: Terms = mechanism.terms(case.queries, case.keys)
+        terms: Terms = terms_of_case(mechanism, case.queries, case.keys)
         learns = any(one.requires_grad for one in mechanism.parameters())
         for term in terms:
             kind = type(term).__name__, getattr(term, "side", None), getattr(term, "magnitude", None) is None

@@ -142,7 +142,7 @@ def _trained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     view, found = strips_of(model.to("cpu"), request.query)
     found = found or strips([], view)
     steps = config.get("recipe", {}).get("steps")
-    learned = any(True for _ in model.positions.parameters())
+    learned = bool(model.position_parameters())
     note = f"{_tokens_in_words(view.tokens).capitalize()}, {view.num_heads} heads. "
     note += f"Trained for {steps} steps on {config.get('task')}, seed {config.get('seed')}. " if steps else ""
     note += "" if learned else "Its position learns nothing. "

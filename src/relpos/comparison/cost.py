@@ -30,6 +30,7 @@ from relpos.models import LanguageModel, VisionTransformer
 from relpos.models.attention_choice import pattern
 from relpos.optim import Sophia
 from relpos.position import Sum
+from relpos.position.base.states import terms_at_rest
 from relpos.results import Cost, Time
 from relpos.train import AUTOCAST, OURS, Procedure, estimate_hessian, make_optimizer, to_device
 
@@ -119,7 +120,7 @@ class _Step:
         assert isinstance(position, Sum)
         if block.kind != "softmax":
             return "tiles" if block.kind == "flash" else block.kind  # results.json keeps its old name
-        terms = position.terms(self.model.coordinates)
+        terms = terms_at_rest(position, self.model.coordinates)
         if not self.masked:
             return explain(q, q, q, position=terms).backend
         mask = pattern(self.recipe.attention, self.model.coordinates)

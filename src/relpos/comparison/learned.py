@@ -12,6 +12,7 @@ from relpos.core import Grid, LineBias
 from relpos.data import ImageTask, Text
 from relpos.models import LanguageModel, VisionTransformer
 from relpos.position import Sum
+from relpos.position.base.states import needs_states
 from relpos.results import Attention, Learned, Sample
 from relpos.train import Model
 
@@ -72,6 +73,8 @@ def learned(model: Model) -> list[Learned]:
     for layer, position in enumerate(model.attention_position):
         assert isinstance(position, Sum)
         for part in position.parts():
+            if needs_states(part):  # one number an offset would not say what it learned
+                continue
             for term in part.terms(grid).of(LineBias):
                 bias = _bias(term, "shared" if model.shared_position else layer, text=text)
                 if bias is not None:

@@ -215,7 +215,7 @@ def _is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def require_floating(x: object, name: str, *, dims: int) -> None:
+def require_floating(x: object, name: str, *, dims: int | tuple[int, ...]) -> None:
     """Raise unless `x` is a floating-point tensor of `dims` dimensions."""
     require_tensor(x, name, dims=dims)
     assert isinstance(x, Tensor)

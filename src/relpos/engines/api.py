@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike
 from relpos.core.checks import without_autocast
-from relpos.engines.arguments import Arguments, Position
+from relpos.engines.arguments import Arguments, HiddenStates, Position
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
 from relpos.engines.plan import PLANS, make_plan, structure_of_call
@@ -91,6 +91,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: Literal[False] = False,
     backend: str = "auto",
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"]: ...
 
 
@@ -108,6 +109,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: Literal[True],
     backend: str = "auto",
+    states: HiddenStates | None = None,
 ) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
 
 
@@ -125,6 +127,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]: ...
 
 
@@ -141,6 +144,7 @@ def attention(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Softmax attention with any position mechanism.
 
@@ -173,6 +177,8 @@ def attention(
             these kernels there is called once as it is, `torch.no_grad()` will do. An engine asked for by name is
             not checked. In a program that `torch.export` makes, `auto` takes PyTorch's own operators, whatever the
             sizes of the example: it serves other sizes, and where relpos is not installed.
+        states: what the queries are projected from, `[B, N, E]`, for a mechanism that needs it (`ForgetGate`); a pair
+            with that of the keys, `[B, M, E]`, where keys are other tokens. Other mechanisms are not handed it.
 
     Returns:
         `[B, H, N, V]`, in q's dtype (autocast's where that is on and q is not float64); with `return_lse` also
@@ -195,7 +201,7 @@ def attention(
     """
     if not isinstance(backend, str):
         require_backend(backend)
-    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
+    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states)
     structure = structure_of_call(given, backend)
     plan = None if structure is None else PLANS.get(structure)
     if plan is None:
@@ -220,6 +226,7 @@ def explain(
     dropout: float = 0.0,
     return_lse: bool = False,
     backend: str = "auto",
+    states: HiddenStates | None = None,
 ) -> Explanation:
     """Which engine `attention` would take for the same arguments, and why the others were passed over.
 
@@ -238,6 +245,7 @@ def explain(
         dropout: as in `attention`.
         return_lse: as in `attention`.
         backend: as in `attention`.
+        states: as in `attention`.
 
     Returns:
         An `Explanation`; print it.
@@ -255,7 +263,7 @@ def explain(
           not sdpa: not asked for
           not flex: not asked for
     """
-    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse)
+    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states)
     return _explain(given.call(), backend)
 
 
@@ -282,6 +290,7 @@ def attention_weights(
     keys: Coordinates | None = None,
     mask: MaskLike | None = None,
     scale: float | None = None,
+    states: HiddenStates | None = None,
 ) -> Float[Tensor, "B H N M"]:
     """The softmax's weights, by the reference engine: N x M numbers, for pictures and study.
 
@@ -293,6 +302,7 @@ def attention_weights(
         keys: coordinates of the keys, by default the queries'.
         mask: which pairs may attend.
         scale: factor on the content product; default as in `attention`.
+        states: as in `attention`.
 
     Returns:
         `[B, H, N, M]`, in q's dtype; a row that may see nothing is 0.
@@ -307,6 +317,6 @@ def attention_weights(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
-    call = Arguments(q, k, k, position, queries, keys, mask, scale).call()
+    call = Arguments(q, k, k, position, queries, keys, mask, scale, states=states).call()
     with without_autocast(q.device):
         return weights(without_unseen(call))[0].to(call.q.dtype)

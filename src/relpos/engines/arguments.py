@@ -35,6 +35,8 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
+HiddenStates = Tensor | tuple[Tensor, Tensor]
+"""What the queries are projected from, `[B, N, E]`, or a pair with that of the keys, `[B, M, F]`."""
 
 
 class Arguments:
@@ -55,6 +57,7 @@ class Arguments:
         scale: float | None = None,
         dropout: float = 0.0,
         return_lse: bool = False,
+        states: HiddenStates | None = None,
     ) -> None:
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_tensor(x, name)
@@ -63,7 +66,7 @@ class Arguments:
         if scale is not None:
             require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
         self.q, self.k, self.v = q, k, v
-        self.terms = _resolve_terms(position, queries, keys, q, k, v)
+        self.terms = _resolve_terms(position, queries, keys, q, k, v, states)
         self.mask = None if mask is None else Mask.of(mask)
         self.dtype, self.autocast = under_autocast(q)
         self.scale, self.dropout, self.return_lse = scale, float(dropout), return_lse
@@ -132,7 +135,13 @@ def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _resolve_terms(
-    position: Position | None, queries: Coordinates | None, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor
+    position: Position | None,
+    queries: Coordinates | None,
+    keys: Coordinates | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    states: HiddenStates | None,
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
@@ -149,7 +158,7 @@ def _resolve_terms(
         settle = getattr(position, "settle", None)
         if settle is not None:
             settle(q.device)
-        terms = make(queries, keys)
+        terms = make(queries, keys, states=states) if getattr(position, "needs_states", False) else make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
@@ -157,6 +166,8 @@ def _resolve_terms(
     if queries is not None or keys is not None:
         wanted = "coordinates only beside a mechanism"
         fail(wanted, "terms or no position", "Terms hold their own; drop queries= and keys=.")
+    if states is not None:
+        fail("states only beside a mechanism", "terms or no position", "Terms were made with theirs; drop states=.")
     if position is None:
         return Terms()
     if isinstance(position, Term):

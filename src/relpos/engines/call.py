@@ -18,15 +18,20 @@ from relpos.core import (
     LineBias,
     Mask,
     QueryBias,
+    QueryScale,
     Rotation,
     Sinks,
+    Term,
     Terms,
+    after_content,
     at_least_float32,
     content,
 )
 
-APPLIED = (Rotation, QueryBias)
-"""What `Call.rotated` applies to q and k."""
+
+def _on_content(term: Term) -> bool:
+    """Whether `Call.rotated` applies a term to q and k."""
+    return isinstance(term, Rotation | QueryBias) or (isinstance(term, QueryScale) and term.meets_content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,27 +97,26 @@ class Call:
         return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self
 
     def rotated(self, rotate: Callable[..., Tensor] | None = None) -> Call:
-        """This call with its rotation and query bias applied to q and k, and without these terms.
+        """This call with its rotation, query bias and query scale applied to q and k, and without these terms.
 
         Args:
             rotate: what applies the rotation, for an engine that has its own.
         """
         for term in self.terms.items:
-            if isinstance(term, APPLIED):
+            if _on_content(term):
                 break
         else:
             return self
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
         rotation = self.terms.one(Rotation)
-        if rotation is not None or self.terms.one(QueryBias) is not None:
-            if any(term.meets_plain for term in self.terms):
-                plain_q, plain_k = q, k
-            if rotation is not None and rotation.turns_keys_by_head:
-                k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-            q, k = content(self.terms, q, k, rotate)
+        if any(term.meets_plain for term in self.terms):
+            plain_q, plain_k = q, k
+        if rotation is not None and rotation.turns_keys_by_head:
+            k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
+        q, k = content(self.terms, q, k, rotate)
         return Call(
-            q, k, v, self.terms.without(*APPLIED), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
+            q, k, v, after_content(self.terms), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
             plain_q, plain_k, self.first_row, self.tokens,
         )  # fmt: skip
 
@@ -124,4 +128,4 @@ class Call:
         out = (self.q.new_zeros(*self.q.shape[:3], self.v.shape[3]) + nothing).to(self.q.dtype)
         lse = at_least_float32(self.q).new_full(self.q.shape[:3], -torch.inf) + nothing
         sinks = self.terms.one(Sinks)
-        return out, lse if sinks is None else lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
+        return out, lse if sinks is None else lse.logaddexp(sinks.rows(lse.dtype))

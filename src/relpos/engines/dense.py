@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos.core import RowRule, Terms, at_least_float32
+from relpos.core import QueryScale, RowRule, Terms, at_least_float32
 from relpos.core.algebra import Keys, Queries
 from relpos.core.private import exporting
 
@@ -35,7 +35,9 @@ def scores(
         return None
     total = reduce(torch.add, added)
     total = total if total.dtype == q.dtype else total.to(q.dtype)
-    return total if total.dim() == 4 else total.unsqueeze(0)
+    total = total if total.dim() == 4 else total.unsqueeze(0)
+    temperature = terms.one(QueryScale)
+    return temperature.of_rows(total) if temperature is not None and temperature.adds_scores else total
 
 
 def _in_blocks(

@@ -16,7 +16,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, LineVectors, Mask, QueryBias, Rotation, Sinks, Softcap, at_least_float32
+from relpos.core import (
+    LineBias,
+    LineVectors,
+    Mask,
+    QueryBias,
+    QueryScale,
+    Rotation,
+    Sinks,
+    Softcap,
+    at_least_float32,
+)
 from relpos.core.pairs import Compared
 from relpos.core.tree import fields_of
 from relpos.engines.call import Call
@@ -37,7 +47,7 @@ class Flex(Engine):
     summary = (
         "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
     )
-    served = (LineBias, LineVectors, Rotation, QueryBias, Softcap, Sinks)
+    served = (LineBias, LineVectors, Rotation, QueryBias, QueryScale, Softcap, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -94,7 +104,7 @@ def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor,
     lse = aux.lse
     sinks = call.terms.one(Sinks)
     if sinks is not None:
-        with_sinks = lse.logaddexp(sinks.logits.to(lse.dtype)[:, None])
+        with_sinks = lse.logaddexp(sinks.rows(lse.dtype))
         shift = torch.where(with_sinks == -torch.inf, 0, with_sinks)  # a row that sees nothing, and no sink
         out = out * torch.exp(lse - shift)[..., None].to(out.dtype)
         lse = with_sinks
@@ -103,18 +113,19 @@ def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor,
 
 def _score_mod(call: Call) -> _ScoreMod:
     """All terms as one `score_mod`, in the order of the definition."""
-    steps: list[_ScoreMod] = []
-    softcap = call.terms.one(Softcap)
-    if softcap is not None:
-        cap = softcap.cap
-        steps.append(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
-    steps += [_bias(term, call) for term in call.terms.of(LineBias)]
+    softcap, temperature = call.terms.one(Softcap), call.terms.one(QueryScale)
+    cap = None if softcap is None else softcap.cap
+    factor = None if temperature is None else temperature.factor.float().expand(call.q.shape[:3])
+    steps = [_bias(term, call) for term in call.terms.of(LineBias)]
     steps += [_vectors(term, call) for term in call.terms.of(LineVectors)]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        added = score if factor is None else torch.zeros_like(score)
         for step in steps:
-            score = step(score, b, h, i, j)
-        return score
+            added = step(added, b, h, i, j)
+        return added if factor is None else score + factor[b, h, i] * added
 
     return score_mod
 

@@ -1,6 +1,6 @@
 """The definition: attention written out, every term, N x M tensors stored, any dtype up to float64.
 
-    score   = softcap(scale * <rotate(q) + u, rotate(k)>) + biases
+    score   = softcap(factor * scale * <rotate(q) + u, rotate(k)>) + biases    factor of the query, or 1
     score   = -inf where the mask forbids
     weights = exp(score) / (sum over keys of exp(score) + exp(sink))        0 in a row that may see nothing
     output  = dropout(weights) @ v + value vectors under the same weights
@@ -65,7 +65,7 @@ def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"
         score = score.masked_fill(~allowed, -torch.inf)
 
     sinks = call.terms.one(Sinks)
-    sink = None if sinks is None else sinks.logits.to(score.dtype)[:, None, None]
+    sink = None if sinks is None else sinks.rows(score.dtype)[..., None]
     peak = score.detach().amax(dim=-1, keepdim=True) if m else score.new_full((*score.shape[:3], 1), -torch.inf)
     if sink is not None:
         peak = torch.maximum(peak, sink.detach())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, Rotation, RowRule, Sinks
+from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, QueryScale, Rotation, RowRule, Sinks
 from relpos.core.checks import require_name
 from relpos.core.private import exporting
 from relpos.engines.call import Call
@@ -182,7 +182,8 @@ def _streaming(call: Call, kind: str) -> str | None:
 
 def _border(call: Call) -> tuple[int | None, str]:
     """The pairs from which `streaming` is faster, None for never; and what the number is for, in words."""
-    regular_terms = (LineBias, LineVectors, Rotation, QueryBias, Sinks)
+    regular_terms = (LineBias, LineVectors, Rotation, QueryBias, QueryScale, Sinks)
+    scaled = any(isinstance(term, QueryScale) and term.adds_scores for term in call.terms)
     biases, vectors = call.terms.of(LineBias), call.terms.of(LineVectors)
     kinds = {term.lines.layout.kind for term in call.terms if isinstance(term, LineBias | LineVectors)}
     batch = max(1, call.q.shape[0]) * call.q.shape[1]
@@ -192,7 +193,7 @@ def _border(call: Call) -> tuple[int | None, str]:
     wide = call.q.dtype in (torch.float32, torch.float64)  # half precision is faster by this engine
     if wide and call.mask is None and strided_bias.readable(call) is not None:
         return None, "a sequence's bias without gradients"
-    if not regular or any(not isinstance(term, regular_terms) for term in call.terms):
+    if not regular or scaled or any(not isinstance(term, regular_terms) for term in call.terms):
         border = -(-SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"

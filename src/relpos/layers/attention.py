@@ -33,6 +33,7 @@ from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
 from relpos.position.base.device import settle
+from relpos.position.base.states import remembers, terms_of
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 
 AttentionKind = Literal["softmax", "linear", "flash"]
@@ -156,8 +157,10 @@ class MultiHeadAttention(SelfAttention):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the keys and values of one token take in a cache, in the dtype of the weights."""
-        return 2 * self.num_kv_heads * self.head_dim * self.qkv.weight.element_size()
+        """Bytes that one token takes in a cache: its keys and values in the dtype of the weights, and in float32 or
+        wider what it contributes to a mechanism that is made from hidden states."""
+        size = self.qkv.weight.element_size()
+        return 2 * self.num_kv_heads * self.head_dim * size + self.num_heads * remembers(self.position) * max(4, size)
 
     def forward(
         self,
@@ -183,9 +186,13 @@ class MultiHeadAttention(SelfAttention):
         """
         q, k, v = self._heads(x)
         before = 0 if cache is None else cache.length
-        terms = self._terms(q.shape[2], before + q.shape[2], position, coordinates)
+        new = None
+        if cache is not None and self.position is not None and remembers(self.position):
+            new = self.position.remembered(x)  # type: ignore[operator]  # of one that remembers
+        kept = None if cache is None or new is None else cache.all_remembered(new)
+        terms = self._terms(x, before + q.shape[2], position, coordinates, kept)
         if cache is not None:
-            k, v = cache.extend(k, v)
+            k, v = cache.extend(k, v, new)
         tokens: Tensor = self.proj_drop(self._joined(self._attend(q, k, v, terms, mask)))
         return tokens
 
@@ -219,9 +226,15 @@ class MultiHeadAttention(SelfAttention):
         raise NotImplementedError(f"expected {expected}; got {came}, which kind={self.kind!r} lacks. {remedy}")
 
     def _terms(
-        self, n: int, m: int, position: Terms | Term | None, coordinates: Coordinates | None
+        self,
+        x: Tensor,
+        m: int,
+        position: Terms | Term | None,
+        coordinates: Coordinates | None,
+        remembered: Tensor | None = None,
     ) -> Terms | Term | None:
-        """The terms between n tokens and m keys; the last n keys are those of the tokens."""
+        """The terms between tokens and m keys, the last of which are the tokens'. `remembered`: of all keys."""
+        n = x.shape[1]
         if self.position is None:
             if coordinates is not None:
                 fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
@@ -232,7 +245,7 @@ class MultiHeadAttention(SelfAttention):
             fail("no coordinates beside a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
         queries = Sequence(n, start=m - n) if coordinates is None else coordinates
         settle(self.position, self.qkv.weight.device)
-        own = self.position.terms(queries, Sequence(m) if m > n else None)
+        own = terms_of(self.position, queries, Sequence(m) if m > n else None, x, remembered)
         return own if position is None else own + position
 
     def grouped(self, num_kv_heads: int) -> MultiHeadAttention:
@@ -279,7 +292,7 @@ class MultiHeadAttention(SelfAttention):
         if self.kind == "linear":
             raise NotImplementedError("expected attention with a softmax to draw; got kind='linear', without.")
         q, k, _ = self._heads(x)
-        terms = self._terms(q.shape[2], k.shape[2], position, coordinates)
+        terms = self._terms(x, k.shape[2], position, coordinates)
         return attention_weights(q, k, position=terms, mask=mask, scale=self.scale)
 
 

@@ -8,19 +8,23 @@ Not to be confused with caches of rotated keys (Hugging Face), which save the ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.checks import fail, require_int, require_tensor, shape_of
 
 
 class LayerCache:
-    """The keys and values of one layer, `[B, G, length, D]` each, or None if it is empty."""
+    """The keys and values of one layer, `[B, G, length, D]` each, or None if it is empty; and `remembered`, what the
+    keys' hidden states contribute to a mechanism that is made from states, `[B, H, length, r]`, if there is one."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.remembered: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -29,13 +33,33 @@ class LayerCache:
 
     @property
     def bytes(self) -> int:
-        """The size of the keys and values in bytes."""
-        return sum(x.numel() * x.element_size() for x in (self.keys, self.values) if x is not None)
+        """The size of all that it holds in bytes."""
+        return sum(x.numel() * x.element_size() for x in self._held() if x is not None)
+
+    def _held(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return self.keys, self.values, self.remembered
+
+    def all_remembered(self, new: Float[Tensor, "B H N r"]) -> Float[Tensor, "B H M r"]:
+        """What the keys that it holds and new ones contribute. Nothing is appended."""
+        if self.keys is None:
+            return new
+        if self.remembered is None or _kind(new) != _kind(self.remembered):
+            held = "nothing" if self.remembered is None else f"{shape_of(self.remembered)} on {self.remembered.device}"
+            wanted = f"what keys contribute like that which the cache holds, {held}"
+            fail(wanted, f"{shape_of(new)} on {new.device}", "Start a new KeyValueCache for another position.")
+        return torch.cat([self.remembered, new], dim=2)
 
     def extend(
-        self, k: Float[Tensor, "B G N D"], v: Float[Tensor, "B G N D"]
+        self,
+        k: Float[Tensor, "B G N D"],
+        v: Float[Tensor, "B G N D"],
+        remembered: Float[Tensor, "B H N r"] | None = None,
     ) -> tuple[Float[Tensor, "B G M D"], Float[Tensor, "B G M D"]]:
         """Append the keys and values of new tokens, and return those of all tokens.
+
+        Args:
+            k, v: of the new tokens.
+            remembered: what these keys contribute to a mechanism that is made from hidden states, `remembered(states)`.
 
         Raises:
             ValueError: batch, number of heads, width, dtype or device differ from those of the cache.
@@ -45,13 +69,28 @@ class LayerCache:
             if cached is not None and _kind(x) != _kind(cached):
                 wanted = f"{name} for the cache like those it holds, {shape_of(cached)} on {cached.device}"
                 fail(wanted, f"{shape_of(x)} on {x.device}", "Start a new KeyValueCache for another batch.")
+        if remembered is not None:
+            remembered = self.all_remembered(remembered)
+        elif self.remembered is not None:
+            fail("what keys contribute beside keys, as before", "none", "Pass remembered=, or start a new cache.")
         if k.shape[2] != v.shape[2]:
             came = f"{k.shape[2]} and {v.shape[2]}"
             fail("as many keys as values for the cache", came, "Both come of the same tokens.")
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], dim=2), torch.cat([self.values, v], dim=2)
-        self.keys, self.values = k, v
+        self.keys, self.values, self.remembered = k, v, remembered
         return k, v
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self._change(lambda x: x[:, :, :length])
+
+    def reorder(self, rows: Int[Tensor, " C"]) -> None:
+        """Keep these rows of the batch, in this order."""
+        self._change(lambda x: x.index_select(0, rows.to(x.device)))
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.keys, self.values, self.remembered = (None if x is None else change(x) for x in self._held())
 
 
 def _kind(x: Tensor) -> tuple[object, ...]:
@@ -96,3 +135,27 @@ class KeyValueCache:
     def bytes(self) -> int:
         """The size of all layers in bytes."""
         return sum(layer.bytes for layer in self.layers)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens in all layers, as where a draft is rejected.
+
+        Raises:
+            ValueError: a length that is below 0 or above that of the cache.
+        """
+        require_int(length, "length", at_least=0)
+        if length > self.length:
+            fail(f"length of at most {self.length}, the tokens of the cache", str(length), "It cannot grow so.")
+        for layer in self.layers:
+            layer.crop(length)
+
+    def reorder(self, rows: Int[Tensor, " C"]) -> None:
+        """Keep these rows of the batch in all layers, in this order; a row may come several times (beams).
+
+        Raises:
+            ValueError: no integers of one dimension.
+        """
+        require_tensor(rows, "rows", dims=1)
+        if rows.is_floating_point() or rows.dtype == torch.bool:
+            fail("rows as integers", shape_of(rows), "Give the numbers of the rows to keep.")
+        for layer in self.layers:
+            layer.reorder(rows)

@@ -19,6 +19,7 @@ from relpos.core.checks import NO_OTHER, fail, require_choice, require_flag, req
 from relpos.layers.norms import CosineScale, HeadNormChoice, QueryKeyNorm
 from relpos.position import Mechanism
 from relpos.position.base.device import settle
+from relpos.position.base.states import terms_of
 from relpos.position.base.wrapped import is_mechanism
 
 
@@ -80,7 +81,7 @@ class SelfAttention(nn.Module):
         position = None
         if self.position is not None:
             settle(self.position, x.device)
-            position = self.position.terms(Sequence(x.shape[1]) if coordinates is None else coordinates)
+            position = terms_of(self.position, Sequence(x.shape[1]) if coordinates is None else coordinates, states=x)
         return self._joined(self._attend(q, k, v, position))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, position: Terms | None) -> Tensor:

@@ -182,8 +182,8 @@ class LanguageModel(Transformer):
 
     def _embed(
         self, tokens: Int[Tensor, "B N"], cache: KeyValueCache | None, segments: Int[Tensor, "B N"] | None
-    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
-        """The input of the first block, the terms of each layer, and the mask."""
+    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None, Coordinates]:
+        """The input of the first block, the terms of each layer, the mask, and where the tokens are."""
         self._check(tokens, cache, segments)
         n, before = tokens.shape[1], 0 if cache is None else cache.length
         queries: Coordinates = Sequence(n, start=before)
@@ -199,7 +199,7 @@ class LanguageModel(Transformer):
             mask = pairs if mask is None else pairs & mask
         x = self.token_embed(tokens) * self.embed_scale
         positions = in_use(self.positions)
-        return self.pos_drop(positions.embed(x, queries)), positions.terms(queries, keys), mask
+        return self.pos_drop(positions.embed(x, queries)), positions.terms(queries, keys), mask, queries
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """The positions of tokens in packed documents; raises if one is longer than the context."""
@@ -286,7 +286,7 @@ class LanguageModel(Transformer):
         require_int(length, "length", at_least=1)
         model = copy.deepcopy(self)
         model.context = length
-        model.positions = model.positions.grown(model.coordinates, rule)
+        model._grow(model.coordinates, rule)
         model.grown = (*self.grown, {"length": length, "rule": rule})
         return model
 

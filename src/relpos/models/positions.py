@@ -2,7 +2,8 @@
 
 A choice is a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a function from a `Site`
 to a mechanism, or None. A mechanism on tokens is applied once, from the first layer. A mechanism in attention is one
-for all layers, or one per layer.
+for all layers, or one per layer. One that is made from hidden states is always one per layer, and stands in the layer's
+attention, which hands it the states and is sharded, checkpointed and compiled with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from relpos.core import Coordinates, Terms
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.position import Mechanism, RotaryEmbedding, Site, Sum, find
 from relpos.position.base.device import settle
+from relpos.position.base.states import needs_states
 from relpos.position.base.sum import grow_part
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, growth_of, is_mechanism, parts_of
 from relpos.position.rotary import site_length
@@ -114,16 +116,41 @@ class LayerPositions(ModuleSequence):
     def for_layers(
         cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
     ) -> LayerPositions:
-        """Build a choice's mechanisms for a site, in `depth` layers."""
+        """Build a choice's mechanisms for a site, in `depth` layers that hand nothing to them.
+
+        Raises:
+            ValueError: a mechanism that needs the hidden states of its layer.
+        """
+        positions, own = cls.and_own(position, site, depth, shared=shared, trainable=trainable)
+        for one in own:
+            if one is not None:
+                names = ", ".join(type(part).__name__ for part in one.parts())
+                remedy = "Models and layers of relpos hand a mechanism the hidden states; choose another here."
+                fail("a position that needs no hidden states", names, remedy)
+        return positions
+
+    @classmethod
+    def and_own(
+        cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
+    ) -> tuple[LayerPositions, list[Sum | None]]:
+        """The same for layers that hand on states: beside it each layer's own mechanisms, which are made from them."""
         require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")
         build = builder(position, cls.sharing)
-        built = [build(site) for _ in range(1 if shared else depth)]
-        parts = [part for one in built for part in parts_of(one)]
-        if len({id(part) for part in parts}) != len(parts):
+        built = [parts_of(build(site))]
+        one_serves = shared and not any(map(needs_states, built[0]))
+        built += [parts_of(build(site)) for _ in range(1, 1 if one_serves else depth)]
+        own = [[part for part in parts if needs_states(part)] for parts in built]
+        rest = [[part for part in parts if not needs_states(part)] for parts in (built[:1] if shared else built)]
+        used = [id(part) for parts in (*own, *rest) for part in parts]
+        if len(set(used)) != len(used):
             fail("a mechanism of its own for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
-        later = (Sum(part for part in parts_of(one) if acts_in_attention(part)) for one in built[1:])
-        return cls([Sum([built[0]]), *later], depth, trainable)
+        later = (Sum(part for part in parts if acts_in_attention(part)) for parts in rest[1:])
+        sums = [Sum(parts) if parts else None for parts in own]
+        for one in sums:
+            if one is not None and not trainable:
+                one.requires_grad_(False)
+        return cls([Sum(rest[0]), *later], depth, trainable), sums + [None] * (depth - len(sums))
 
     def sums(self) -> list[Mechanism]:
         """One sum of mechanisms for all layers, or one per layer, with their wrappers if any."""

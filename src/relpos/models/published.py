@@ -162,7 +162,7 @@ _FAMILIES: dict[str, Callable[[Any, Weights], Translation]] = {
 
 def translated(model: nn.Module, theirs: Weights) -> Translation:
     """Weights of any family under our names; weights with our names are unchanged."""
-    ours = r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\."
+    ours = r"positions\.|token_position\.|token_embed\.|prefix_tokens$|stages\.|blocks\.\d+\.attn\.position\."
     own = {name for name in model.state_dict() if not is_settings(name)}
     if theirs.keys() >= own or any(re.match(ours, name) for name in theirs):
         return _own(model, theirs)

@@ -168,18 +168,22 @@ class SwinTransformer(PretrainedModel):
 
         def mechanisms(
             grid: Grid, config: BlockConfig, depth: int, acts: Callable[[Mechanism], bool]
-        ) -> LayerPositions:
+        ) -> tuple[LayerPositions, list[Sum | None]]:
             site = Site(config.num_heads, config.dim // config.num_heads, config.dim, grid, init_std=position_init_std)
-            return LayerPositions.for_layers(
+            return LayerPositions.and_own(
                 lambda site: Sum(part for part in parts_of(build(site)) if acts(part)),
                 site, depth, shared=shared_position or acts is acts_on_tokens, trainable=position_trainable,
             )  # fmt: skip
 
-        self.token_position = mechanisms(self.coordinates, configs[0], 1, acts_on_tokens)
-        self.positions = ModuleSequence(
+        self.token_position, _ = mechanisms(self.coordinates, configs[0], 1, acts_on_tokens)
+        found = [
             mechanisms(window, config, depth, acts_in_attention)
             for window, config, depth in zip(self.windows, configs, depths, strict=True)
-        )
+        ]
+        self.positions = ModuleSequence(positions for positions, _ in found)
+        for stage, (_, own) in zip(self.stages, found, strict=True):
+            for block, one in zip(stage.blocks, own, strict=True):  # type: ignore[arg-type]
+                block.attn.position = one
         if version == 2:
             for stage in self.stages:
                 for block in stage.blocks:  # type: ignore[union-attr]
@@ -274,7 +278,8 @@ class SwinStage(nn.Module):
         for layer, (block, terms) in enumerate(zip(self.blocks, terms_of(Grid(*size)), strict=True)):
             shift = half if layer % 2 else 0
             tokens, mask = partition(x, size, shift)
-            x = join(block(tokens, position=terms, mask=mask), grid, size, shift)
+            own = {} if block.attn.position is None else {"coordinates": Grid(*size)}  # type: ignore[union-attr]
+            x = join(block(tokens, position=terms, mask=mask, **own), grid, size, shift)
         return x
 
 

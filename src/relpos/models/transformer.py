@@ -8,6 +8,7 @@ Position is in `models/positions.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ from relpos.models.attention_choice import ATTENTIONS, AttentionChoice
 from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel
-from relpos.position import Site, Sum
+from relpos.position import Mechanism, Site, Sum
+from relpos.position.base.sum import grow_part
 from relpos.position.base.tables import require_std
 
 
@@ -48,13 +50,20 @@ class Transformer(PretrainedModel):
         self.head_drop, self.pos_drop = nn.Dropout(config.drop_rate), nn.Dropout(config.pos_drop_rate)
 
     def _mechanisms(self, config: VisionConfig | LanguageConfig, queries: Coordinates) -> LayerPositions:
-        """The mechanisms of the layers, for tokens at these coordinates."""
+        """The mechanisms of the layers, for tokens at these coordinates; those that need states go to the blocks."""
         require_std(config.position_init_std, "position_init_std")
         heads, width = self.block_config.num_heads, self.block_config.dim
         site = Site(heads, width // heads, width, queries, causal=self._causal, init_std=config.position_init_std)
-        return LayerPositions.for_layers(
+        positions, own = LayerPositions.and_own(
             config.position, site, len(self.blocks), shared=self.shared_position, trainable=config.position_trainable
         )
+        for block, one in zip(self.blocks, own, strict=True):
+            block.attn.position = one  # type: ignore[union-attr]
+        return positions
+
+    def _of_blocks(self) -> list[Mechanism]:
+        """The mechanisms that stand in the blocks."""
+        return [block.attn.position for block in self.blocks if block.attn.position is not None]  # type: ignore[union-attr,misc]
 
     @property
     def token_position(self) -> Sum:
@@ -64,31 +73,53 @@ class Transformer(PretrainedModel):
     @property
     def attention_position(self) -> list[Sum]:
         """The mechanisms that act in attention, one sum per layer or one for all."""
-        return self.positions.in_attention()
+        found, own = self.positions.in_attention(), self._of_blocks()
+        return [Sum([one, other]) for one, other in zip(found * (len(own) // len(found)), own, strict=True)] or found
 
     def position_parameters(self) -> list[nn.Parameter]:
         """The parameters that position mechanisms own."""
-        return list(self.positions.parameters())
+        return [*self.positions.parameters(), *(x for one in self._of_blocks() for x in one.parameters())]
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other coordinates, as in `Sum`."""
-        return self.positions.growth()
+        own = self._of_blocks()[:1]
+        return Sum([*self.positions.sums()[:1], *own]).growth if own else self.positions.growth()
+
+    def _grow(self, coordinates: Coordinates, rule: str) -> None:
+        """Take its mechanisms to other coordinates by one of the rules."""
+        own = self._of_blocks()
+        if not own:
+            self.positions = self.positions.grown(coordinates, rule)
+            return
+        grown = [grow_part(one, coordinates, rule) for one in own]
+        rules = self.positions.growth()
+        self.positions = self.positions.grown(coordinates, rule if rule in rules else rules[0])
+        for block, one in zip(self.blocks, grown, strict=True):
+            block.attn.position = one  # type: ignore[union-attr]
+
+    def _block(self, block: nn.Module, x: Tensor, coordinates: Coordinates, **given: Any) -> Tensor:
+        """The tokens after a block, which makes terms of its own where a mechanism stands in it."""
+        own = block.attn.position is not None and given.get("cache") is None  # type: ignore[union-attr]
+        after: Tensor = block(x, coordinates=coordinates, **given) if own else block(x, **given)
+        return after
 
     def _features(
-        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, cache: KeyValueCache | None = None
-    ) -> Float[Tensor, "B N E"]:
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, coordinates: Coordinates,
+        cache: KeyValueCache | None = None,
+    ) -> Float[Tensor, "B N E"]:  # fmt: skip
         """Normalized tokens after the last block."""
         caches = [None] * len(self.blocks) if cache is None else cache.layers
         for block, position, layer in zip(self.blocks, terms, caches, strict=True):
-            x = block(x, position=position, mask=mask, cache=layer)
+            x = self._block(block, x, coordinates, position=position, mask=mask, cache=layer)
         features: Tensor = self.norm(x)
         return features
 
     def _maps(
-        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, coordinates: Coordinates
     ) -> Iterator[Float[Tensor, "B H N N"]]:
         """Yield the attention weights of each layer."""
         for block, position in zip(self.blocks, terms, strict=True):
             assert isinstance(block, TransformerBlock)
-            yield block.attn.weights(block.norm1(x), position=position, mask=mask)
-            x = block(x, position=position, mask=mask)
+            where = None if block.attn.position is None else coordinates
+            yield block.attn.weights(block.norm1(x), position=position, coordinates=where, mask=mask)
+            x = self._block(block, x, coordinates, position=position, mask=mask)

@@ -188,8 +188,8 @@ class VisionTransformer(Transformer):
 
     def _embed(
         self, images: Float[Tensor, "B C height width"]
-    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None]:
-        """The input of the first block, the terms of each layer, and the mask."""
+    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None, Grid]:
+        """The input of the first block, the terms of each layer, the mask, and where the tokens are."""
         # Under autocast the convolution returns half precision; the residual stream keeps the weights' dtype.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
@@ -198,7 +198,7 @@ class VisionTransformer(Transformer):
         mask = pattern(self.attention, coordinates)
         mask = None if mask is None else mask.to(x.device)
         positions = in_use(self.positions)
-        return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), mask
+        return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), mask, coordinates
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Tokens after the last block, prefix first; normalized unless `fc_norm`."""
@@ -233,6 +233,6 @@ class VisionTransformer(Transformer):
         model = copy.deepcopy(self)
         model.patch_embed.grid_size = grid.sizes
         model.patch_embed.num_patches = grid.count - grid.prefix
-        model.positions = model.positions.grown(grid, rule)
+        model._grow(grid, rule)
         model.grown = (*self.grown, {"img_size": list(pair(img_size, "img_size")), "rule": rule})
         return model

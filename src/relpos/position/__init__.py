@@ -1,6 +1,7 @@
 """Position mechanisms, one a file. They make terms; they never see queries, keys or engines."""
 
 from relpos.position.alibi import ALiBi, alibi_slopes
+from relpos.position.base.from_states import FromStates
 from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.offset_bias import OffsetBias
 from relpos.position.base.preset import Preset, create_position, find, presets
@@ -13,6 +14,7 @@ from relpos.position.deberta import DisentangledPosition
 from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
+from relpos.position.fox import ForgetGate
 from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
@@ -44,6 +46,8 @@ __all__ = [
     "DynamicNTK",
     "FIREBias",
     "FactoredBias",
+    "ForgetGate",
+    "FromStates",
     "ImageRelativePosition",
     "Kerple",
     "LearnedPositionEmbedding",

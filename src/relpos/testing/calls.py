@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from relpos import engines
+from relpos.core import Coordinates, Terms
 from relpos.position import Mechanism
-from relpos.testing import devices
+from relpos.position.base.states import States, needs_states, terms_of
+from relpos.testing import devices, oracle
 from relpos.testing.cases import SuiteCase
 
 WIDTH = 4
@@ -46,6 +48,37 @@ def make_inputs(case: SuiteCase, dtype: torch.dtype, batch: int = BATCH) -> Atte
     )
 
 
+def states_of(position: Mechanism, q: Tensor, k: Tensor) -> States | None:
+    """Hidden states of queries and keys for a mechanism that needs some: q and k as if projected by the identity."""
+    if not needs_states(position):
+        return None
+    own, others = (oracle.heads_of(x, q.shape[1]).transpose(1, 2).flatten(2) for x in (q, k))
+    return own, others
+
+
+def terms_of_case(
+    position: Mechanism, queries: Coordinates, keys: Coordinates | None = None, tensors: Any = None
+) -> Terms:
+    """The terms of a mechanism; by `terms_from` where tensors are given. Where it needs hidden states, of random ones
+    that are the same in every call."""
+    states = states_at(position, queries, keys)
+    if tensors is None:
+        return terms_of(position, queries, keys, states)
+    return position.terms_from(tensors, queries, keys, **({} if states is None else {"states": states}))
+
+
+def states_at(position: Mechanism, queries: Coordinates, keys: Coordinates | None = None) -> States | None:
+    """Random states of tokens, the same in every call, for a mechanism that needs some."""
+    if not needs_states(position):
+        return None
+    width: Any = next(part.embed_dim for part in position.parts() if needs_states(part))
+    generator = torch.Generator().manual_seed(11)
+    own, others = (
+        torch.randn(BATCH, side.count, width, generator=generator).double() for side in (queries, keys or queries)
+    )
+    return own, others
+
+
 def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Tensor:
     """`relpos.attention` under a mechanism; under its terms, which are empty, if it acts on tokens alone."""
     given: Any = position
@@ -53,6 +86,8 @@ def attend_under(position: Mechanism, *tensors: Tensor, **arguments: Any) -> Ten
         with pytest.raises(ValueError, match=r"embed\(\)"):
             engines.attention(*tensors, position=position, **arguments)
         given = position.terms(arguments.pop("queries"), arguments.pop("keys", None))
+    if needs_states(position) and "states" not in arguments:
+        arguments["states"] = states_of(position, *tensors[:2])
     output = devices.attention(*tensors, position=given, **arguments)
     assert isinstance(output, Tensor)
     return output

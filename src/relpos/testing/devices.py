@@ -22,5 +22,7 @@ def attention(*tensors: torch.Tensor, **arguments: Any) -> Any:
         return engines.attention(*tensors, **arguments)
     device = "cuda" if arguments.get("backend") in ON_GPU else "cpu"
     moved = {name: value.to(device) if hasattr(value, "to") else value for name, value in arguments.items()}
+    if isinstance(states := arguments.get("states"), tuple):
+        moved["states"] = tuple(x.to(device) for x in states)
     output = engines.attention(*(x.to(device) for x in tensors), **moved)
     return pytree.tree_map(lambda x: x.cpu(), output)

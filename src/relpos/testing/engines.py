@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from relpos.core import LineBias, Mask, Scale, Terms
+from relpos.core import LineBias, Mask, QueryScale, Scale, Sinks, Terms
 from relpos.engines import backends
 from relpos.engines.selection import ENGINES
 from relpos.position import Mechanism
+from relpos.testing.calls import terms_of_case
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 """The dtypes of comparisons, finest first."""
@@ -45,12 +46,16 @@ def lacking(engine: str, position: Terms | Mechanism, *tokens: Any, mask: Mask |
         return "globals"
     if mask is not None and mask.blocks is not None:
         return "blocks"
-    terms = position if isinstance(position, Terms) else position.terms(*tokens)
+    terms = position if isinstance(position, Terms) else terms_of_case(position, *tokens)
     served = next(one.served for one in ENGINES if one.name == engine) or ()
     for term in terms:
         if not isinstance(term, (*served, Scale)):  # a scale is the call's
             return type(term).__name__
     biases = terms.of(LineBias)
+    if biases and any(term.adds_scores for term in terms.of(QueryScale)):
+        return "QueryScale on scores"
+    if any(term.of_queries for term in terms.of(Sinks)):
+        return "Sinks of each query"
     if len(biases) > 1:
         return "several line biases"
     learned = [term.lines for term in biases if term.values.requires_grad and term.lines.layout.kind == "irregular"]

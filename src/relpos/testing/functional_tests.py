@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from relpos.core import Terms
 from relpos.position import Mechanism
 from relpos.testing.base import SuiteBase
+from relpos.testing.calls import terms_of_case
 from relpos.testing.cases import SuiteCase
 
 
@@ -22,8 +23,8 @@ class FunctionalTests(SuiteBase):
         mechanism = self.made(case)
         own: dict[str, Tensor] = dict(mechanism.named_parameters())
         for tensors in ({}, own):
-            wanted = mechanism.terms(case.queries, case.keys)
-            found = mechanism.terms_from(tensors, case.queries, case.keys)
+            wanted = terms_of_case(mechanism, case.queries, case.keys)
+            found = terms_of_case(mechanism, case.queries, case.keys, tensors)
             _require_equal(found, wanted, f"terms from {'its own parameters' if tensors else 'no tensors'}")
             _require_equal_gradients(found, own, wanted, own)
 
@@ -33,7 +34,7 @@ class FunctionalTests(SuiteBase):
         mechanism = self.made(case)
         own: dict[str, Tensor] = dict(mechanism.named_parameters())
         before = {name: x.detach().clone() for name, x in own.items()}
-        wanted = mechanism.terms(case.queries, case.keys)
+        wanted = terms_of_case(mechanism, case.queries, case.keys)
         other = {name: (x.detach() * 0.75 + 0.125).requires_grad_() for name, x in own.items()}
         half = {name: x.detach().bfloat16().requires_grad_() for name, x in other.items()}
         for tensors in (other, half, *({name: x} for name, x in other.items())):
@@ -44,12 +45,12 @@ class FunctionalTests(SuiteBase):
             with torch.no_grad():
                 for name, x in tensors.items():
                     loaded[name].copy_(x)
-            found = mechanism.terms_from(tensors, case.queries, case.keys)
-            expected = twin.terms(case.queries, case.keys)
+            found = terms_of_case(mechanism, case.queries, case.keys, tensors)
+            expected = terms_of_case(twin, case.queries, case.keys)
             _require_equal(found, expected, f"terms from other numbers for {', '.join(tensors)}")
             _require_equal_gradients(found, tensors, expected, {name: loaded[name] for name in tensors})
         _require_untouched(mechanism, own, before)
-        _require_equal(mechanism.terms(case.queries, case.keys), wanted, "its own terms afterwards")
+        _require_equal(terms_of_case(mechanism, case.queries, case.keys), wanted, "its own terms afterwards")
 
 
 def _require_equal(found: Terms, wanted: Terms, what: str) -> None:

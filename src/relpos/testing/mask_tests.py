@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relpos.core import Coordinates, DenseBias, Grid, Mask, Positions, RowRule, Sequence
 from relpos.patterns import big_bird, dilated, fixed, local, longformer
+from relpos.position.base.states import terms_of
 from relpos.testing import devices
 from relpos.testing.base import SuiteBase
 from relpos.testing.calls import (
@@ -21,6 +22,7 @@ from relpos.testing.calls import (
     require_close,
     require_near,
     require_same_gradients,
+    states_of,
     with_parameters,
 )
 from relpos.testing.engines import FINEST, lacking
@@ -143,7 +145,7 @@ class MaskTests(SuiteBase):
         dtype = FINEST
         mechanism = self.at(where, None).to(dtype)
         q, k, v = leaves = [torch.randn(1, 3, 9, WIDTH, dtype=dtype, requires_grad=True) for _ in range(3)]
-        terms = mechanism.terms(where)
+        terms = terms_of(mechanism, where, None, states_of(mechanism, q, k))
         named = with_parameters(mechanism, q, k, v)
         wanted = {name: x for name, x in named.items() if x.requires_grad}
         for pattern_name, pattern in PATTERNS.items():

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from relpos.core import Terms
 from relpos.position import Preset, Site, find
 from relpos.position.base.saved_settings import is_settings
+from relpos.position.base.states import needs_states
 from relpos.testing.base import SuiteBase
-from relpos.testing.calls import BATCH, WIDTH, attend_under, gradients_of, make_inputs
+from relpos.testing.calls import BATCH, WIDTH, attend_under, gradients_of, make_inputs, states_of, terms_of_case
 from relpos.testing.cases import SuiteCase
 
 
@@ -66,8 +67,8 @@ class ModuleTests(SuiteBase):
         with torch.no_grad():
             for parameter in mechanism.parameters():
                 parameter.copy_(parameter.bfloat16())  # so that the cast itself loses nothing
-        before = _leaves(mechanism.terms(case.queries, case.keys))
-        after = _leaves(copy.deepcopy(mechanism).to(torch.bfloat16).terms(case.queries, case.keys))
+        before = _leaves(terms_of_case(mechanism, case.queries, case.keys))
+        after = _leaves(terms_of_case(copy.deepcopy(mechanism).to(torch.bfloat16), case.queries, case.keys))
         assert len(before) == len(after)
         for a, b in zip(before, after, strict=True):
             if isinstance(a, Tensor):
@@ -86,7 +87,7 @@ class ModuleTests(SuiteBase):
             for parameter in mechanism.parameters():
                 parameter.copy_(parameter.bfloat16())
         own = dict(mechanism.named_parameters())
-        learned = _learned(mechanism.terms(case.queries, case.keys))
+        learned = _learned(terms_of_case(mechanism, case.queries, case.keys))
         before = [x.detach().clone() for x in learned]  # a term may be a parameter itself
         total = torch.stack([x.sum() for x in learned]).sum() if learned else torch.zeros((), requires_grad=True)
         slopes = torch.autograd.grad(total, list(own.values()), allow_unused=True) if own else ()
@@ -96,7 +97,7 @@ class ModuleTests(SuiteBase):
             kept = parameter.detach().clone()
             with torch.no_grad():
                 parameter.mul_(1 + 2**-27)  # float32 rounds this away
-            after = _learned(mechanism.terms(case.queries, case.keys))
+            after = _learned(terms_of_case(mechanism, case.queries, case.keys))
             assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), (
                 f"in float64, terms round {name} to float32; compute them from relpos.at_least_float32({name}), which "
                 f"leaves float64 as it is, and not from {name}.float()"
@@ -107,9 +108,9 @@ class ModuleTests(SuiteBase):
     def test_terms_do_not_heed_autocast(self, case: SuiteCase) -> None:
         """Under autocast the terms are the same numbers."""
         mechanism = self.made(case)
-        plain = _leaves(mechanism.terms(case.queries, case.keys))
+        plain = _leaves(terms_of_case(mechanism, case.queries, case.keys))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            cast = _leaves(mechanism.terms(case.queries, case.keys))
+            cast = _leaves(terms_of_case(mechanism, case.queries, case.keys))
         for a, b in zip(plain, cast, strict=True):
             if isinstance(a, Tensor):
                 assert a.dtype == b.dtype, f"terms in {a.dtype} become {b.dtype} under autocast"
@@ -119,6 +120,8 @@ class ModuleTests(SuiteBase):
         """Under autocast the output is, bit for bit, that of q, k and v in bfloat16."""
         mechanism, given = self.made(case), make_inputs(case, torch.float32)
         arguments: dict[str, Any] = {"queries": case.queries, "keys": case.keys}
+        if needs_states(mechanism):
+            arguments["states"] = states_of(mechanism, given.q, given.k)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             cast = attend_under(mechanism, given.q, given.k, given.v, **arguments)
         own = attend_under(mechanism, *(x.bfloat16() for x in (given.q, given.k, given.v)), **arguments)

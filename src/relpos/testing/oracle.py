@@ -39,14 +39,14 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention one query at a time: output `[B, H, N, V]` and log-sum-exp `[B, H, N]`.
 
-    q `[B, H, N, D]`, k `[B, G, M, D]`, v `[B, G, M, V]`; bias and allowed `[1 or B, 1 or H, N, M]`; value_vectors
-    `[1 or H, N, M, V]`; kept `[B, H, N, M]`, the pairs that dropout leaves. Batches and heads that see the same keys
-    are taken at once.
+    q `[B, H, N, D]`, k `[B, G, M, D]`, v `[B, G, M, V]`; bias and allowed `[1 or B, 1 or H, N, M]`; sinks `[H]` or
+    `[1 or B, 1 or H, N]`; value_vectors `[1 or H, N, M, V]`; kept `[B, H, N, M]`, the pairs that dropout leaves.
+    Batches and heads that see the same keys are taken at once.
     """
     batch, heads, _, width = q.shape
     scale = width**-0.5 if scale is None else scale
     k, v = heads_of(k, heads), heads_of(v, heads)
-    sinks = None if sinks is None else sinks[None, :, None]
+    sinks = sinks[None, :, None] if sinks is not None and sinks.dim() == 1 else sinks
     value_vectors = None if value_vectors is None else value_vectors[None]
     tensors = _Operands(q, k, v, bias, allowed, sinks, value_vectors, kept)
 
@@ -97,7 +97,8 @@ def _attended(tensors: _Operands, scale: float, softcap: float | None, dropout: 
         if biases is not None:
             row = row + biases[i][..., seen]
         if sinks is not None:
-            row = torch.cat([row, sinks.to(row.dtype).expand(*row.shape[:2], 1)], dim=-1)
+            own = sinks[:, :, min(i, sinks.shape[2] - 1), None]
+            row = torch.cat([row, own.to(row.dtype).expand(*row.shape[:2], 1)], dim=-1)
         sums.append(row.logsumexp(dim=-1))
         if not row.shape[-1]:
             outputs.append(v.new_zeros(*row.shape[:2], v.shape[3]))

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from relpos.core import QueryBias, Rotation, Scale
 from relpos.engines import attention_weights
-from relpos.position import ALiBi, Mechanism, RotaryEmbedding
+from relpos.position import ALiBi, RotaryEmbedding, Sum
+from relpos.position.base.states import terms_of
 from relpos.testing import devices, oracle
 from relpos.testing.base import SuiteBase
-from relpos.testing.calls import WIDTH, make_inputs, require_close, require_near
+from relpos.testing.calls import WIDTH, make_inputs, require_close, require_near, states_of
 from relpos.testing.engines import FINEST, lacking
 
 
@@ -24,10 +25,11 @@ class SumTests(SuiteBase):
         for case in cases[:: max(1, len(cases) // 3)]:
             mechanism, given = self.made(case, torch.float64), make_inputs(case, torch.float64)
             queries, keys = case.queries, case.queries if case.keys is None else case.keys
-            terms = mechanism.terms(case.queries, case.keys)
+            states = states_of(mechanism, given.q, given.k)
+            terms = terms_of(mechanism, case.queries, case.keys, states)
             own = attention_weights(given.q, given.k, position=terms).log()
             tokens = oracle.places(queries), oracle.places(keys)
-            sums: list[tuple[Mechanism, Tensor]] = [
+            sums: list[tuple[ALiBi | RotaryEmbedding, Tensor]] = [
                 (ALiBi(case.heads), oracle.alibi(case.heads, *tokens, "euclidean")[None].double())
             ]
             if terms.one(Rotation) is None and case.axes < 3:
@@ -43,9 +45,9 @@ class SumTests(SuiteBase):
                 sums.append((RotaryEmbedding(WIDTH, axes=case.axes, base=100.0), turned))
             for other, added in sums:
                 wanted = (own + added).softmax(dim=-1)
-                for total in (mechanism + other, other + mechanism):
+                for total in (Sum([mechanism, other]), Sum([other, mechanism])):
                     what = f"weights of {' + '.join(type(part).__name__ for part in (mechanism, other))} ({case})"
-                    both = total.terms(case.queries, case.keys)
+                    both = total.terms(case.queries, case.keys, states=states)
                     found = attention_weights(given.q, given.k, position=both)
                     require_close(found, wanted, 1e-6, what)  # biases that are not learned are float32
                 results = {}

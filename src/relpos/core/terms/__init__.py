@@ -2,7 +2,8 @@
 
 The score of query i and key j in head h is, in this order,
 
-    softcap(scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases + row rules,
+    softcap(factor * scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases
+        + row rules,
 
 then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. The docstring of each
 class states what it adds, and its `scores` computes the same. All terms index query heads, even if keys are grouped.
@@ -10,7 +11,16 @@ Vectors are multiplied with unrotated q and k. `core.algebra` defines how terms 
 """
 
 from relpos.core.terms.biases import DenseBias, LineBias, LowRank, RowRule
-from relpos.core.terms.of_content import QueryBias, Rotation, Scale, Sinks, Softcap, content
+from relpos.core.terms.of_content import (
+    QueryBias,
+    QueryScale,
+    Rotation,
+    Scale,
+    Sinks,
+    Softcap,
+    after_content,
+    content,
+)
 from relpos.core.terms.vectors import AxisVectors, LineVectors
 
 __all__ = [
@@ -20,10 +30,12 @@ __all__ = [
     "LineVectors",
     "LowRank",
     "QueryBias",
+    "QueryScale",
     "Rotation",
     "RowRule",
     "Scale",
     "Sinks",
     "Softcap",
+    "after_content",
     "content",
 ]

@@ -1,10 +1,10 @@
-"""Terms of the content product and of the softmax: rotations, biases of the queries, scale, soft cap, sinks."""
+"""Terms of the content product and of the softmax: rotations, biases and factors of queries, scale, soft cap, sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from jaxtyping import Complex, Float
@@ -14,6 +14,7 @@ from relpos.core.algebra import Single, Term, Terms
 from relpos.core.cache import cached, may_cache
 from relpos.core.checks import (
     fail,
+    require_choice,
     require_floating,
     require_int,
     require_number,
@@ -24,9 +25,10 @@ from relpos.core.checks import (
 from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
-from relpos.core.tree import changed, register, static
+from relpos.core.tree import changed, register, static, unchecked
 
 RotatedSide = Literal["query", "key"]
+FactorOn = Literal["content", "scores"]
 
 
 @register("relpos.core.terms.Rotation")
@@ -198,6 +200,74 @@ class QueryBias(Term):
         check_shape(self.u, "QueryBias u", ((1, q.shape[1]), (q.shape[3],)))
 
 
+@register("relpos.core.terms.QueryScale")
+@dataclass(frozen=True, eq=False)
+class QueryScale(Single):
+    """One factor a query, before the soft cap: a temperature that grows with the position. At most one.
+
+    `softcap(factor[i] * scale * <rotate(q) + u, rotate(k)>) + biases` on the content, as Llama 4, Ministral 3 and
+    Mistral 4 have it; on the scores the biases are multiplied by `factor[i]` too, as in Inkling's full layers. Neither
+    the mask nor sinks, nor vectors on the value side, are.
+
+    Attributes:
+        factor: `[1 or B, 1 or H, N]`, float32 or wider.
+        on: "content" or "scores".
+
+    Raises:
+        ValueError: half precision, other dimensions, another choice; in attention, for other queries; in a sum, a
+            second one.
+
+    Examples:
+        >>> q = k = v = torch.randn(1, 2, 6, 8)
+        >>> places = torch.arange(6.0)
+        >>> llama4 = relpos.QueryScale((1 + 0.1 * torch.log1p((places + 1) // 8192))[None, None])
+        >>> relpos.attention(q, k, v, position=llama4, mask="causal").shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    meets_plain = False
+    factor: Float[Tensor, "#B #H N"]
+    on: FactorOn = static(default="content")
+
+    def __post_init__(self) -> None:
+        require_tensor(self.factor, "QueryScale factor", dims=3)
+        require_wide(self.factor, "QueryScale factor", "Half precision rounds 1.1 to 1.102; compute it in float32.")
+        require_choice(self.on, "on", get_args(FactorOn), 'Biases are multiplied too on "scores".')
+
+    @property
+    def adds_scores(self) -> bool:  # type: ignore[override]  # a constant of the others
+        """Whether it changes what the other terms add."""
+        return self.on != "content"
+
+    @property
+    def meets_content(self) -> bool:
+        """Whether q is still to be multiplied: engines that have done so keep the term as one on what is added."""
+        return self.on in get_args(FactorOn)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_device(self.factor, "QueryScale", q)
+        check_shape(self.factor, "QueryScale factor", ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],)))
+
+    def narrow(self, queries: slice, keys: slice) -> QueryScale:
+        return changed(self, factor=self.factor[..., queries])
+
+    def of_rows(self, x: Float[Tensor, "#B #H #N _"]) -> Float[Tensor, "#B #H N _"]:
+        """Queries, or scores, each row times its factor, in the dtype of `x`."""
+        return (x * self.factor[..., None]).to(x.dtype)
+
+
+def after_content(terms: Terms) -> Terms:
+    """What is left of terms once `content` has been applied to q and k."""
+    left: list[Term] = []
+    adds = any(term.adds_scores and not isinstance(term, QueryScale | Sinks) for term in terms)
+    for term in terms:
+        if isinstance(term, QueryScale) and term.on == "scores":
+            left += [changed(term, on="added")] * adds
+        elif not isinstance(term, QueryScale) or not term.meets_content:
+            left += [] if isinstance(term, Rotation | QueryBias) else [term]
+    return unchecked(Terms, items=tuple(left))
+
+
 @register("relpos.core.terms.Scale")
 @dataclass(frozen=True)
 class Scale(Term):
@@ -262,10 +332,10 @@ class Sinks(Single):
     The log-sum-exp of a row includes it too, so only one of several shards of the keys carries the sinks.
 
     Attributes:
-        logits: `[H]`.
+        logits: `[H]`; or `[1 or B, 1 or H, N]`, one for each query (Inkling 2's).
 
     Raises:
-        ValueError: no floating-point `[heads]`; in a sum, a second one.
+        ValueError: no floating-point `[heads]` or `[B, heads, N]`; in a sum, a second one.
 
     Examples:
         >>> q = k = torch.zeros(1, 1, 1, 8)
@@ -276,14 +346,28 @@ class Sinks(Single):
     """
 
     meets_plain = False
-    logits: Float[Tensor, " H"]
+    logits: Float[Tensor, " H"] | Float[Tensor, "#B #H N"]
 
     def __post_init__(self) -> None:
-        require_floating(self.logits, "Sinks logits", dims=1)
+        require_floating(self.logits, "Sinks logits", dims=(1, 3))
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_device(self.logits, "Sinks", q)
-        check_shape(self.logits, "Sinks logits", ((q.shape[1],),))
+        of_queries = ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],))
+        check_shape(self.logits, "Sinks logits", of_queries if self.of_queries else ((q.shape[1],),))
+
+    @property
+    def of_queries(self) -> bool:
+        """Whether each query has one of its own."""
+        return self.logits.dim() == 3
+
+    def rows(self, dtype: torch.dtype) -> Float[Tensor, "#B #H #N"]:
+        """The logits of rows of scores."""
+        logits = self.logits.to(dtype)
+        return logits if self.of_queries else logits[None, :, None]
+
+    def narrow(self, queries: slice, keys: slice) -> Sinks:
+        return changed(self, logits=self.logits[..., queries]) if self.of_queries else self
 
 
 def content(
@@ -292,8 +376,8 @@ def content(
     k: Float[Tensor, "B G M D"],
     rotate: Callable[..., Tensor] | None = None,
 ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
-    """`rotate(q) + u` and `rotate(k)`, the factors of the content product. Grouped keys may stay grouped if every head
-    rotates alike. An engine may bring its own `rotate`."""
+    """`factor * (rotate(q) + u)` and `rotate(k)`, whose products are the content. Grouped keys may stay grouped if
+    every head rotates alike. An engine may bring its own `rotate`."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
@@ -302,4 +386,7 @@ def content(
         k = k if rotation.key is None else rotation._turned(k, "key", rotate, into)
     for term in terms.of(QueryBias):
         q = q + term.u[:, None, :].to(q.dtype)
+    temperature = terms.one(QueryScale)
+    if temperature is not None and temperature.meets_content:
+        q = temperature.of_rows(q)
     return q, k

@@ -176,8 +176,8 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     forbidden = bias.new_full((), -torch.inf)
     bias = torch.where(allowed, bias, forbidden if blank is None else forbidden.where(~blank, 0))
     if sinks is not None:
-        column = sinks.logits.to(bias.dtype)[:, None, None].expand(call.q.shape[1], n, 1)
-        shape = torch.broadcast_shapes(bias.shape[:2], (1, call.q.shape[1]))
+        column = sinks.rows(bias.dtype)[..., None]
+        shape = torch.broadcast_shapes(bias.shape[:2], column.shape[:2])
         bias = torch.cat([bias.expand(*shape, n, m), column.expand(*shape, n, 1)], dim=-1)
     return bias, blank
 

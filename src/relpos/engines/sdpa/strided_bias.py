@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, Mask, QueryBias, Rotation, may_cache
+from relpos.core import LineBias, Mask, QueryBias, QueryScale, Rotation, may_cache
 from relpos.engines.call import Call
 from relpos.engines.sdpa.first_derivative import first_derivative_only
 
@@ -30,7 +30,7 @@ _AT_ONCE = 2**17
 _FEW = 2**17
 """Maximum numbers of a bias that is flipped, if q and output have more: 8 heads of 128 x 128."""
 
-_OF_CONTENT = (Rotation, QueryBias)
+_OF_CONTENT = (Rotation, QueryBias, QueryScale)
 """The terms that may come with the bias."""
 
 

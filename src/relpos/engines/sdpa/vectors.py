@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from relpos.core import LineVectors, QueryBias, Rotation
+from relpos.core import LineVectors, QueryBias, QueryScale, Rotation
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_transform, is_batched
 from relpos.core.terms.vectors import with_bias, with_zero_row
@@ -235,7 +235,10 @@ def serves(call: Call) -> bool:
     """Whether only vectors on the query or key side are added to the scores."""
     if call.terms.one(LineVectors) is None:  # asked for by every small call
         return False
-    known = all(isinstance(term, LineVectors | Rotation | QueryBias) for term in call.terms)
+    known = all(
+        isinstance(term, LineVectors | Rotation | QueryBias) or (isinstance(term, QueryScale) and not term.adds_scores)
+        for term in call.terms
+    )
     return known and all(term.side != "value" for term in call.terms.of(LineVectors))
 
 

@@ -23,6 +23,7 @@ from relpos.core import (
     Mask,
     Positions,
     QueryBias,
+    QueryScale,
     Rotation,
     Sequence,
     Sinks,
@@ -116,8 +117,11 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
         return ("Rotation", term.layout, index(term.query.shape[3]), term.query.dtype, shared)
     if isinstance(term, QueryBias):
         return ("QueryBias", _known(term.u.shape[0] == 1), term.u.dtype)
+    if isinstance(term, QueryScale):
+        return ("QueryScale", term.on, term.factor.dtype, *(_known(size == 1) for size in term.factor.shape[:2]))
     if isinstance(term, Sinks):
-        return ("Sinks", term.logits.dtype)
+        axes = [_known(size == 1) for size in term.logits.shape[:2]] if term.of_queries else []
+        return ("Sinks", term.logits.dtype, *axes)
     return ("Softcap",) if isinstance(term, Softcap) else None
 
 
@@ -180,7 +184,12 @@ def small_call(variant: Variant, size: Size) -> Call:
             case "QueryBias":
                 made.append(QueryBias(normal(1 if rest[0] else heads, width, dtype=rest[1])))
             case "Sinks":
-                made.append(Sinks(normal(heads, dtype=rest[0])))
+                axes = [1 if one else size for one, size in zip(rest[1:], (BATCH, heads), strict=False)]
+                made.append(Sinks(normal(*((*axes, n) if axes else (heads,)), dtype=rest[0])))
+            case "QueryScale":
+                on, dtype, *shared = rest
+                axes = [1 if one else size for one, size in zip(shared, (BATCH, heads), strict=True)]
+                made.append(QueryScale(normal(*axes, n, dtype=dtype), on))
             case "Softcap":
                 made.append(Softcap(2.0))
     return Call(

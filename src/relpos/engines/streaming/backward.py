@@ -56,7 +56,7 @@ class Backward:
         self.out, self.d_out = out.flatten(0, 1), d_out.flatten(0, 1)
         self.lse, self.d_lse = lse.flatten(0, 1)[..., None], d_lse.flatten(0, 1)[..., None]
         sink = self.scores.sink
-        self.d_sink = None if sink is None else torch.zeros_like(sink[:, 0, 0])
+        self.d_sink = None if sink is None else torch.zeros_like(sink)
         dtype, heads, head_by_head = self.scores.dtype, self.scores.heads, not plan.by_block
         self.d_q, self.d_plain_q = (
             x.new_empty(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
@@ -101,9 +101,13 @@ class Backward:
         delta = (upstream * out).sum(dim=-1, keepdim=True) - d_lse
         shift = lse * plan.unit
         shift = torch.where(shift == -torch.inf, torch.inf, shift)  # a row that sees nothing has no weights
-        sink = None if scores.sink is None else scores.exp(scores.sink[heads] - shift)
+        sink = scores.sink_of(chunk)
         if sink is not None and self.d_sink is not None:
-            self.d_sink[heads] -= (sink * delta).sum(dim=(1, 2))
+            sink = scores.exp(sink - shift)
+            if self.d_sink.shape[1] == 1:
+                self.d_sink[heads] -= (sink * delta).sum(dim=(1, 2), keepdim=True)
+            else:
+                chunk.put(self.d_sink, -sink * delta)
         q, k = (chunk.input_q, chunk.heads.input_k) if plan.bfloat16 else (chunk.q, chunk.heads.k)
         d_q = torch.zeros_like(chunk.q)
         d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
@@ -170,4 +174,6 @@ class Backward:
             gradients.add(x, None if sums is None else sums.finished())
         sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
-            gradients.add(sinks.logits, self.d_sink.view(self.scores.batch, self.scores.heads).sum(dim=0))
+            d_sink = self.d_sink.view(self.scores.batch, self.scores.heads, -1)
+            own = sinks.logits.shape if sinks.of_queries else (1, *sinks.logits.shape, 1)
+            gradients.add(sinks.logits, d_sink.sum_to_size(own).view(sinks.logits.shape))

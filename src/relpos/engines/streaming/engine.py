@@ -18,15 +18,17 @@ from relpos.core import (
     LineVectors,
     LowRank,
     QueryBias,
+    QueryScale,
     Rotation,
     RowRule,
     Sinks,
     Softcap,
+    after_content,
     at_least_float32,
 )
 from relpos.core.private import flash_kernel_backward
 from relpos.engines import dense
-from relpos.engines.call import APPLIED, Call
+from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.streaming.backward import Backward
@@ -54,7 +56,7 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
 
 def _by_flash_kernel(call: Call) -> bool:
     """Whether PyTorch's kernel computes the forward of a call, once its rotation is applied."""
-    return cpu_kernel.supports(replace(call, terms=call.terms.without(*APPLIED)))
+    return cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
 
 
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
@@ -149,7 +151,8 @@ class Streaming(Engine):
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, Softcap, Sinks,
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, QueryScale, Softcap,
+        Sinks,
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:

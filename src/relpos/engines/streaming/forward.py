@@ -72,8 +72,8 @@ class Forward:
         return *self._add_up(chunk, shift, score), shift
 
     def _with_sink(self, shift: Tensor, chunk: Chunk) -> Tensor:
-        sink = self.scores.sink
-        return shift if sink is None else torch.maximum(shift, sink[chunk.head_slice])
+        sink = self.scores.sink_of(chunk)
+        return shift if sink is None else torch.maximum(shift, sink)
 
     def _add_up(
         self, chunk: Chunk, shift: Float[Tensor, "g n 1"], score: Tensor | None
@@ -86,8 +86,9 @@ class Forward:
         scores, bfloat16 = self.scores, self.plan.bfloat16
         out = chunk.q.new_zeros(*chunk.q.shape[:2], self.call.v.shape[3])
         total = torch.zeros_like(shift)
-        if scores.sink is not None:
-            total += scores.exp(scores.sink[chunk.head_slice] - shift)
+        sink = scores.sink_of(chunk)
+        if sink is not None:
+            total += scores.exp(sink - shift)
         for tile in chunk.block.tiles:
             weights = scores.exp(scores.compute(chunk, tile, shift) if score is None else score.sub_(shift))
             total += weights.sum(dim=-1, keepdim=True)

@@ -37,7 +37,7 @@ class Scores:
     """The scores of a call by a plan.
 
     Attributes:
-        sink: the sink's logit of each of the B * H heads, `[BH, 1, 1]`, in the unit of the scores.
+        sink: the sink's logit of each of the B * H heads, `[BH, 1 or N, 1]`, in the unit of the scores.
         tanh: the tanh of the last tile's soft cap, `[g, n, m]`.
         dropout: the factors of dropout, or None without dropout.
     """
@@ -53,8 +53,8 @@ class Scores:
         self.tanh: Tensor | None = None
         self.sink: Tensor | None = None
         if sinks is not None:
-            logits = sinks.logits.detach().to(self.dtype) * plan.unit
-            self.sink = logits.expand(self.batch, self.heads).reshape(-1, 1, 1)
+            logits = sinks.rows(self.dtype).detach() * plan.unit
+            self.sink = logits.expand(self.batch, self.heads, -1).reshape(self.batch * self.heads, -1, 1)
 
     def share(self, plan: TilePlan) -> Scores:
         """The scores by a plan for some of the heads, for another thread."""
@@ -82,6 +82,12 @@ class Scores:
                 yield inputs.chunk(block, heads)
             for tile in block.tiles:
                 tile.forbidden = None
+
+    def sink_of(self, chunk: Chunk) -> Float[Tensor, "g _ 1"] | None:
+        """The sink's logit of each row of a chunk, or of all its rows."""
+        if self.sink is None or self.sink.shape[1] > 1:
+            return None if self.sink is None else chunk.take(self.sink)
+        return self.sink[chunk.head_slice]
 
     def compute(self, chunk: Chunk, tile: Tile, shift: Tensor | None) -> Float[Tensor, "g n m"]:
         """The scores of a tile, in the plan's unit, minus `shift`."""

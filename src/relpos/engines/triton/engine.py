@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, QueryBias, Rotation, Sinks
+from relpos.core import LineBias, QueryBias, QueryScale, Rotation, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
@@ -61,7 +61,7 @@ class Triton(Engine):
     name = "triton"
     summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
     serves_any_size = True
-    served = (LineBias, Rotation, QueryBias, Sinks)
+    served = (LineBias, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -86,6 +86,10 @@ class Triton(Engine):
         if mask is not None and mask.allowed is not None:
             return "a mask as a tensor"
         biases = call.terms.of(LineBias)
+        if biases and any(term.adds_scores for term in call.terms.of(QueryScale)):
+            return "QueryScale on scores beside a bias"
+        if any(term.of_queries for term in call.terms.of(Sinks)):
+            return "Sinks of each query"
         if biases and call.scale == 0:
             return "a scale of 0 beside a bias"
         if len(biases) > 1:

@@ -1,6 +1,7 @@
 """What a position mechanism is: the base class of all.
 
     mechanism.terms(queries, keys)                  what happens inside attention
+    mechanism.terms(queries, keys, states=x)        of one that is made from hidden states (`from_states.py`)
     mechanism.terms_from(tensors, queries, keys)    the same with other numbers for its parameters
     mechanism.embed(x, coordinates)                 what is added to tokens before it (absolute mechanisms)
 
@@ -38,6 +39,7 @@ from relpos.position.base.device import META
 from relpos.position.base.functional import checked, twin
 from relpos.position.base.saved_settings import SavesSettings, is_settings
 from relpos.position.base.site import Site
+from relpos.position.base.states import MayNeedStates, States, terms_of
 from relpos.position.base.trainable import Trainable
 
 
@@ -50,7 +52,7 @@ AS_IS = "as is"
 """The growth rule of mechanisms that are defined at any coordinates and need nothing."""
 
 
-class Mechanism(SavesSettings, ConstructorRepr, Trainable):
+class Mechanism(SavesSettings, ConstructorRepr, Trainable, MayNeedStates):
     """Base of all position mechanisms. On its own it says nothing.
 
     `terms(queries, keys)` is what it says in attention, `embed(x, coordinates)` what it adds to tokens. `a + b` is a
@@ -127,7 +129,14 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
         """What the mechanism says to attention between queries and keys (the queries themselves by default)."""
         return Terms()
 
-    def terms_from(self, tensors: Mapping[str, Tensor], queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def terms_from(
+        self,
+        tensors: Mapping[str, Tensor],
+        queries: Coordinates,
+        keys: Coordinates | None = None,
+        *,
+        states: States | None = None,
+    ) -> Terms:
         """The terms it would have if its parameters were these tensors: `terms` in functional form.
 
         The mechanism itself stays as it is, all the while, so that threads may share it. Gradients reach the tensors.
@@ -140,6 +149,7 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
                 dtype; half precision is computed in float32, as it is in the mechanism.
             queries: coordinates of N queries, as for `terms`.
             keys: coordinates of M keys.
+            states: the tensor that the queries are projected from, for a mechanism that needs it.
 
         Raises:
             ValueError: a name that it does not have, or what is no tensor of that shape.
@@ -153,16 +163,16 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable):
             swapped = with_tensors(self, checked(self, tensors))
             if swapped is not None:
                 with swapped:
-                    return self.terms(queries, keys)
-        return _twin_of(self, tensors).terms(queries, keys)
+                    return terms_of(self, queries, keys, states)
+        return terms_of(_twin_of(self, tensors), queries, keys, states)
 
-    def forward(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def forward(self, queries: Coordinates, keys: Coordinates | None = None, *, states: States | None = None) -> Terms:
         """`terms`, for what calls modules: `torch.func.functional_call(mechanism, tensors, (queries, keys))`.
 
         That swaps the parameters of the mechanism itself until it returns. `terms_from` does not, and also serves
         mechanisms whose `forward` is another (that of `RelativePositionBias` is its dense bias).
         """
-        return self.terms(queries, keys)
+        return terms_of(self, queries, keys, states)
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:
         """Tokens with the mechanism's absolute position added; unchanged where it has none."""

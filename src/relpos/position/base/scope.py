@@ -16,6 +16,7 @@ from relpos.position.base.cached_terms import (
     end_forward,
 )
 from relpos.position.base.mechanism import Mechanism
+from relpos.position.base.states import needs_states
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def reading_once(*models: nn.Module) -> Iterator[None]:
         torch.Size([1, 2, 6, 8])
     """
     inside = _mechanisms(models, "models whose forwards count")
-    entered = [part for part in inside if "terms" not in part.__dict__]
+    entered = [part for part in inside if "terms" not in part.__dict__ and not needs_states(part)]
     handles = []
     try:
         for model in models:

@@ -13,6 +13,7 @@ from relpos.core import Coordinates, Terms
 from relpos.core.checks import fail, shape_of
 from relpos.position.base.device import META, settle
 from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.states import States, needs_states, remembers, terms_of
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, growth_of, is_mechanism, parts_of
 
 
@@ -77,10 +78,32 @@ class Sum(Mechanism):
     def acts_in_attention(self) -> bool:
         return any(acts_in_attention(part) for part in self.parts())
 
-    def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-        joined = Terms()
-        for part in self.parts():
-            joined = joined + part.terms(queries, keys)
+    @property
+    def needs_states(self) -> bool:
+        return any(needs_states(part) for part in self.parts())
+
+    @property
+    def remembers(self) -> int:
+        return sum(remembers(part) for part in self.parts())
+
+    def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N r"]:
+        """What keys with these states contribute to its parts, one after the other."""
+        return torch.cat([part.remembered(states) for part in self.parts() if remembers(part)], dim=-1)  # type: ignore[operator]
+
+    def terms(
+        self,
+        queries: Coordinates,
+        keys: Coordinates | None = None,
+        *,
+        states: States | None = None,
+        remembered: Float[Tensor, "B H M r"] | None = None,
+    ) -> Terms:
+        """The terms of all parts; states and what is remembered go to those that need them."""
+        joined, parts = Terms(), self.parts()
+        widths = [remembers(part) for part in parts]
+        shares = [None] * len(parts) if remembered is None else remembered.split(widths, dim=-1)
+        for part, width, share in zip(parts, widths, shares, strict=True):
+            joined = joined + terms_of(part, queries, keys, states, share if width else None)
         return joined
 
     def embed(self, x: Float[Tensor, "B N E"], coordinates: Coordinates) -> Float[Tensor, "B N E"]:

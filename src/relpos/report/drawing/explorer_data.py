@@ -26,6 +26,7 @@ from torch import Tensor
 from relpos.core import Grid, LineVectors, Mask, Rotation, RowRule, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism, Preset, Site
+from relpos.position.base.states import needs_states, terms_at_rest
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED, SITES
 
@@ -131,8 +132,8 @@ def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
         if inside:
             terms = Terms()
             for part in inside:
-                terms = terms + part.terms(tokens)
-            total = total + _in_attention(terms, tokens, strength)
+                terms = terms + terms_at_rest(part, tokens)
+            total = total + _in_attention(terms, tokens, strength, any(map(needs_states, inside)))
         plain = total.nan_to_num()
         found.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
     alike = all(torch.allclose(one.nan_to_num(), found[0].nan_to_num(), atol=1e-9) for one in found)
@@ -147,10 +148,10 @@ def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
     return (unit @ unit.mT)[None]
 
 
-def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int) -> Tensor:
+def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int, causal: bool) -> Tensor:
     """Scores with these terms minus `strength`, `[heads, N, N]`; NaN for masked keys of a causal query."""
     count = tokens.count
-    causal = bool(terms.of(RowRule))  # row rules count visible keys
+    causal = causal or bool(terms.of(RowRule))  # row rules count visible keys
     order = torch.arange(count)
     mask = Mask.causal(order, order) if causal else None
     same = torch.full((1, HEADS, count, HEAD_DIM), (strength / HEAD_DIM) ** 0.5, dtype=torch.float64)
@@ -178,7 +179,7 @@ def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
 def _cosine(mechanism: Mechanism, tokens: Sequence | Grid) -> Tensor | None:
     """Cosine of the rotation angle of each pair of dimensions at the first tokens, `[heads or 1, P * N]`."""
     for part in parts_of(mechanism):
-        if acts_in_attention(part) and (rotation := part.terms(tokens).one(Rotation)) is not None:
+        if acts_in_attention(part) and (rotation := terms_at_rest(part, tokens).one(Rotation)) is not None:
             return rotation.query[0, :, :TURNS].cos().mT.flatten(1)
     return None
 
@@ -201,7 +202,7 @@ def _facts(preset: Preset) -> dict[str, Any]:
             found["added"] |= acts_on_tokens(part)
             if not acts_in_attention(part):
                 continue
-            terms = part.terms(tokens)
+            terms = terms_at_rest(part, tokens)
             found["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
             if (rotation := terms.one(Rotation)) is not None:
                 found["turns"][name] = rotation.query.shape[-1]

@@ -18,6 +18,7 @@ from torch import Tensor
 from relpos.core import Grid, LineBias, LineVectors, Mask, Rotation, RowRule, Scale, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism
+from relpos.position.base.states import needs_states, terms_at_rest
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 from relpos.report.drawing.mechanism_picture import (
     MINUS,
@@ -101,7 +102,7 @@ def _nothing(view: View, name: str) -> list[Strip]:
 
 
 def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
-    terms = part.terms(view.tokens)
+    terms = terms_at_rest(part, view.tokens)
     found: list[Strip] = []
     for term in terms.of(LineBias):
         found += _bias(term, view, name)
@@ -111,7 +112,7 @@ def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
     on_values = [term for term in rest if isinstance(term, LineVectors) and term.side == "value"]
     if len(rest) > len(on_values):
-        found += _other(Terms(*rest), view, name)
+        found += _other(Terms(*rest), view, name, of_states=needs_states(part))
     if on_values:
         found.append(Words(f"{name}: vectors on values", "Vectors by offset are added to the values, not to scores."))
     return found
@@ -173,10 +174,12 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
     return [*found, Bars(f"{score}, over offsets", heads_named(len(plain)), plain, along, label)]
 
 
-def _other(terms: Terms, view: View, name: str) -> list[Strip]:
-    """Terms that depend on queries and keys: what they add to the scores of one vector at every position."""
+def _other(terms: Terms, view: View, name: str, *, of_states: bool) -> list[Strip]:
+    """Terms that depend on queries and keys: what they add to the scores of one vector at every position. Those that
+    are made from hidden states are shown where these are 0, for keys that are not in the future."""
     title = f"{name}: what it adds to the score of one vector of length 1 that stands at every position"
-    causal = bool(terms.of(RowRule)) and isinstance(view.tokens, Sequence)  # row rules count visible keys
+    title += ", where hidden states are 0" if of_states else ""
+    causal = (of_states or bool(terms.of(RowRule))) and isinstance(view.tokens, Sequence)  # row rules count seen keys
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
         return [_matrix(_scores(terms, view, list(range(view.count)), causal=causal) - 1, view, title, ADDED)]

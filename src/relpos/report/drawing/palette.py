@@ -33,7 +33,7 @@ MECHANISMS = (
     ("none",),
     ("learned", "sinusoidal_2d", "sinusoidal_1d", "tupe"),
     ("relative_2d", "t5", "alibi", "relative_1d", "kerple_log", "kerple_power", "sandwich", "fire", "log_cpb",
-     "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d"),
+     "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d", "fox"),
     ("rotary_2d", "rotary_1d", "xpos", "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear",
      "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal"),
     ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed"),

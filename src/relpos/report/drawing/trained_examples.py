@@ -18,6 +18,7 @@ from relpos.core import Grid, Sequence
 from relpos.position import Mechanism, Site, find
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.saved_settings import with_settings
+from relpos.position.base.states import terms_at_rest
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 
 FILE = "examples.safetensors"
@@ -72,7 +73,7 @@ def _serves(mechanism: Mechanism, site: Site) -> bool:
             if acts_on_tokens(part):
                 part.embed(torch.zeros(1, site.queries.count, site.embed_dim), site.queries)
             if acts_in_attention(part):
-                part.terms(site.queries, site.keys)
+                terms_at_rest(part, site.queries, site.keys)
     except ValueError:
         return False
     return True

@@ -90,8 +90,12 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
             Forward(call, make(unit=planning.log_base(call.q.dtype), only_prefix=True)).write(call_out, call_lse)
         _by_views(plan, q, k, v, call.scale, out, lse)
     if sinks is not None:
-        logits = sinks.logits.detach().to(lse.dtype).expand(call.q.shape[:2])
-        _merge(out[:, first_without_sink:], lse[:, first_without_sink:], logits.reshape(-1, 1, 1))
+        logits = sinks.rows(lse.dtype).detach().expand(*call.q.shape[:2], -1).flatten(0, 1)[..., None]
+        _merge(
+            out[:, first_without_sink:],
+            lse[:, first_without_sink:],
+            logits[:, first_without_sink:] if sinks.of_queries else logits,
+        )
     return call_out, call_lse
 
 

@@ -16,7 +16,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from relpos.core import AxisVectors, DenseBias, LineBias, LineVectors, LowRank, Sinks, Softcap, Term, Terms, contract
+from relpos.core import (
+    AxisVectors,
+    DenseBias,
+    LineBias,
+    LineVectors,
+    LowRank,
+    QueryScale,
+    Sinks,
+    Softcap,
+    Term,
+    Terms,
+    contract,
+)
 from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -159,7 +171,7 @@ class DensePlan(TilePlan):
         d_q: Float[Tensor, "BH n D"],
         d_k: KeyGradient | None,
     ) -> None:
-        score, (q, k) = d.unflatten(0, self.shape), self._qk(chunk, tile)
+        score, (q, k) = self._d_added(d.unflatten(0, self.shape), chunk, tile), self._qk(chunk, tile)
         for pair in self._with_gradients(chunk, tile):
             match pair:
                 case LineBias(lines=line), LineBias(values=into):
@@ -186,14 +198,33 @@ class DensePlan(TilePlan):
                     for vectors, rows, into in zip(axes, term.rows(), into_axes, strict=True):
                         d_q += self._meet_backward(score, rows, q, vectors, into, None, None)
                 case LowRank(query=query, key=key), LowRank(query=d_query, key=d_key):
-                    _add(d_query, score @ key.to(self.dtype))
-                    _add(d_key, score.mT @ query.to(self.dtype))
+                    if not d_query.is_meta:
+                        _add(d_query, score @ key.to(self.dtype))
+                    if not d_key.is_meta:
+                        _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
-                case ((LineVectors() | Sinks() | Softcap()), _):  # their gradients are computed elsewhere
+                case (
+                    (LineVectors() | Sinks() | Softcap() | QueryScale()),
+                    _,
+                ):  # their gradients are computed elsewhere
                     pass
                 case term, _:
                     raise NotImplementedError(f"DensePlan.collect has no gradient for {type(term).__name__}")
+
+    def _d_added(self, d: Float[Tensor, "B H n m"], chunk: Chunk, tile: Tile) -> Float[Tensor, "B H n m"]:
+        """The gradient of what the terms add, from that of the scores; adds to the gradient of a factor on both."""
+        temperature = self.call.terms.one(QueryScale)
+        if temperature is None:
+            return d
+        own, into = self._narrow(chunk, tile), self._narrow(chunk, tile, self.gradients).one(QueryScale)
+        if into is not None and not into.factor.is_meta:
+            added = dense.scores(own.without(QueryScale), *self._qk(chunk, tile), self.call.scale, None)
+            if added is not None:
+                _add(into.factor, (d * added).sum(dim=-1))
+        temperature = own.one(QueryScale)
+        assert temperature is not None
+        return temperature.of_rows(d)
 
     def _meet_backward(
         self,

@@ -53,7 +53,7 @@ def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     segments, key_segments = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
     if n != call.k.shape[2] or segments.shape[0] > 1 or not torch.equal(segments, key_segments):
         return None
-    if not all(isinstance(term, _SUPPORTED) for term in call.terms):
+    if not all(isinstance(term, _SUPPORTED) for term in call.terms) or any(s.of_queries for s in call.terms.of(Sinks)):
         return None
     segments = segments[0].clamp(min=-1)
     names, sizes = segments.unique(return_counts=True)
