@@ -11,7 +11,7 @@ from torch import Tensor
 
 import relpos
 from relpos import DenseBias, LineBias, LineVectors, LowRank, Mask, QueryScale, RowRule, Sequence, Sinks, Softcap, Terms
-from relpos.testing.engines import engines, lacking
+from relpos.testing.engines import engines
 
 B, H, G, N, M, D = 2, 4, 2, 7, 9, 4
 
@@ -79,7 +79,7 @@ def alone(q: Tensor, x: Tensor) -> tuple[Terms, None]:
 
 @pytest.mark.parametrize("on", ["content", "scores"])
 @pytest.mark.parametrize("added", [alone, on_lines, low_rank, of_queries, of_keys])
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", [name for name in engines() if name != "triton"])  # that is in `CASES`
 def test_a_factor_of_each_query(engine: str, added: Callable[[Tensor, Tensor], tuple[Terms, Tensor]], on: str) -> None:
     """The output and the gradients of q, k, v, the factor, what is added and the sinks; with a soft cap and without."""
     for number, (shape, sinks_shape, cap) in enumerate(
@@ -91,8 +91,8 @@ def test_a_factor_of_each_query(engine: str, added: Callable[[Tensor, Tensor], t
         terms = said + QueryScale(factor, on) + Sinks(sinks)
         terms = terms + Softcap(cap) if cap else terms
         mask = Mask.causal(torch.arange(N) + M - N, torch.arange(M))
-        if (engine == "sdpa" and cap) or (lack := lacking(engine, terms, mask=mask)) is not None:
-            with pytest.raises(NotImplementedError, match="Softcap" if engine == "sdpa" else lack):
+        if engine == "sdpa" and cap:
+            with pytest.raises(NotImplementedError, match="Softcap"):
                 relpos.attention(q, k, v, position=terms, mask=mask, backend=engine)
             continue
         leaves = [q, k, v, factor, sinks, x]

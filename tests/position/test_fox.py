@@ -235,8 +235,9 @@ def test_transforms_checkpoints_and_compilers_see_states(engine: str) -> None:
     leaves = [x, *gate.parameters()]
     pair = [torch.autograd.grad(y.sum(), leaves) for y in (run(x), checkpointed)]
     assert all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), wanted, rtol=1e-12, atol=1e-12)
+    if engine in ("streaming", "auto"):
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), wanted, rtol=1e-12, atol=1e-12)
     if engine in ("reference", "auto"):
         each = torch.func.vmap(lambda one: run(one[None])[0])(x.detach())
         torch.testing.assert_close(each, wanted, rtol=1e-12, atol=1e-12)
