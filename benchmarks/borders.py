@@ -68,12 +68,24 @@ def deberta(n: int) -> relpos.Mechanism:
     return DisentangledPosition(HEADS, WIDTH, HEADS * WIDTH)
 
 
+def ended(n: int) -> dict[str, Any]:
+    """A causal bias of 16 numbers a token and head, which ends at a distance of 1,024 (Inkling's)."""
+    line, extent, width = relpos.lines(Sequence(n)), 1024, 16
+    distance = line.offsets().axes[:, 0]
+    index = torch.where((distance >= 0) & (distance < extent), distance, -1)
+    rows = torch.randn(HEADS, extent, width, requires_grad=True)
+    content = torch.randn(1, HEADS, n, width, requires_grad=True)
+    term = relpos.LineVectors(rows, index, line, "query", scaled=False, content=content)
+    return {"position": term, "mask": "causal"}
+
+
 BORDERS = {
     "line": Border(selection.LINE, on_line(t5, mask="causal")),
     "line_in_a_batch": Border(2 * selection.LINE, on_line(t5), batch=4),
     "grid": Border(selection.GRID, on_grid),
     "key_vectors": Border(selection.KEY_VECTORS, on_line(deberta, mask=Mask.window(64, 64))),
     "few_vectors": Border(selection.FEW_VECTORS, on_line(lambda n: TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH))),
+    "content": Border(selection.FEW_VECTORS, ended),
     "line_forward": Border(selection.LINE_FORWARD, on_line(t5, mask=Mask.window(64, 64)), step=False),
     "grid_forward": Border(selection.GRID_FORWARD, on_grid, step=False),
     "fixed": Border(selection.FIXED, lambda n: on_grid(n, learned=False)),
@@ -95,7 +107,11 @@ def work(border: Border, n: int, backend: str) -> Workload:
     torch.manual_seed(0)
     q, k, v, upstream = (torch.randn(border.batch, HEADS, n, WIDTH) for _ in range(4))
     given = border.given(n)
-    learned = [*given["position"].parameters()] if border.step and "position" in given else []
+    position = given.get("position")
+    if isinstance(position, relpos.LineVectors):
+        learned = [x for x in (position.vectors, position.content) if x is not None]
+    else:
+        learned = [] if position is None else [*position.parameters()]
 
     def forward() -> Tensor:
         out = relpos.attention(q, k, v, backend=backend, **given)

@@ -62,7 +62,7 @@ def mask_of(name: str, n: int, m: int) -> Mask | None:
         "padding": Mask.causal(query, key)
         & Mask.padding(key < torch.tensor([m, m - 3])[:, None], queries=torch.ones(n).bool()),
         "packed": Mask.causal(query, key) & Mask(query_segments=query // 9 % 3, key_segments=key // 9 % 3),
-        "window": Mask(left=17, right=2, query_order=query, key_order=key) if n != m else Mask.window(17, 2),
+        "window": Mask(left=13, right=2, query_order=query, key_order=key) if n != m else Mask.window(13, 2),
     }
     return known[name]
 
@@ -141,6 +141,15 @@ def test_far_keys_are_left_to_the_kernel(biased: bool, threads: int) -> None:
         torch.set_num_threads(before)
     assert forward.called
     assert kernel.called == (threads == 1 and not biased)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("reach", [13, 14, 30])
+def test_rows_that_see_none_of_a_tile(reach: int) -> None:
+    """A window that ends shortly behind the vectors: of a block's far keys its last rows see none."""
+    leaves = [torch.randn(shape) for shape in (*[(B, H, 40, D)] * 3, (H, EXTENT, WIDTH), (B, H, 40, WIDTH))]
+    mask = Mask.window(reach, 0)
+    assert_as_reference("streaming", leaves, lambda *x: ended(*x, 40, 40), mask=mask, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("small")

@@ -24,8 +24,10 @@ class ByProducts(Forward):
 
     def _write_chunks(self, out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N"]) -> None:
         flat_out, flat_lse = out.flatten(0, 1), lse.flatten(0, 1)[..., None]
+        assert isinstance(self.plan, HankelPlan)
+        forbidding = partial_softmax.forbids(self.plan.reversed_values)
         for chunk in self.scores.chunks():
-            parts = list(self._parts(chunk))
+            parts = list(self._parts(chunk, self.plan, forbidding))
             chunk_out, total = parts[0]
             if len(parts) > 1:
                 total = torch.stack([part for _, part in parts]).logsumexp(dim=0)
@@ -33,17 +35,18 @@ class ByProducts(Forward):
             chunk.put(flat_lse, total)
             chunk.put(flat_out, chunk_out)
 
-    def _parts(self, chunk: Chunk) -> Iterator[tuple[Float[Tensor, "g n V"], Float[Tensor, "g n 1"]]]:
-        """Output and log-sum-exp of each tile."""
-        plan = self.plan
-        assert isinstance(plan, HankelPlan)
-        forbidding = partial_softmax.forbids(plan.reversed_values)
+    def _parts(
+        self, chunk: Chunk, plan: HankelPlan, forbidding: bool
+    ) -> Iterator[tuple[Float[Tensor, "g n V"], Float[Tensor, "g n 1"]]]:
+        """Output and log-sum-exp of each tile. Under a mask, some row may see none of its keys."""
+        scale, n = self.call.scale, chunk.block.count
         for tile in chunk.block.tiles:
             if plan.near.has(chunk.block, tile):
                 mask: Tensor | None = plan.start_scores(self.scores.workspace, chunk, tile, None)
             else:
                 mask = plan.bias(chunk.block, tile, chunk.head_slice)
             mask = None if mask is None else mask[None]
+            blank = tile.is_masked_by_window and (tile.allowed_start >= tile.count or tile.allowed_stop < n)
             k, v = (x[None, :, tile.keys] for x in (chunk.heads.k, chunk.heads.v))
-            out, lse = partial_softmax.attend(chunk.q[None], k, v, mask, self.call.scale, forbidding=forbidding)
+            out, lse = partial_softmax.attend(chunk.q[None], k, v, mask, scale, forbidding=forbidding or blank)
             yield out[0], lse[0]

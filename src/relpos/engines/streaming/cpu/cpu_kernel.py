@@ -69,6 +69,8 @@ def supports(call: Call) -> bool:
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output and the natural log-sum-exp."""
     rows, keys = call.q.shape[2] if call.mask is None else _CAUSAL_ROWS, call.k.shape[2]
+    if call.terms.of(LineVectors):
+        rows, keys = min(rows, _CAUSAL_ROWS), min(keys, planning.WIDTH)  # their products take memory
     materialized = materialized_bias.suits(call)
     make = partial(HankelPlan, call, rows, keys, planning.PAIRS, bfloat16=False)
     plan = make(unit=1.0, whole_columns=True, only_prefix=materialized, apart=True)
