@@ -138,17 +138,17 @@ def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
     """A type of integers within bounds; the lower bound defaults to `-at_most`."""
     low = -at_most if at_least is None else at_least
 
-    def read_whole(typed: str | int) -> int:
-        text = str(typed)  # defaults are parsed too
+    def read_whole(word: str | int) -> int:
+        text = str(word)  # defaults are parsed too
         sign, digits = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
-        came = repr(text) if len(text) <= _DIGITS_SHOWN else f"one of {len(digits):,} digits"
+        typed = repr(text) if len(text) <= _DIGITS_SHOWN else f"a number of {len(digits):,} digits"
         if not (digits.isascii() and digits.isdecimal()):
-            came = came if len(text) <= _DIGITS_SHOWN else f"{len(text):,} characters"
-            raise ArgumentTypeError(f"expected a whole number; got {came}")
+            typed = typed if len(text) <= _DIGITS_SHOWN else f"{len(text):,} characters"
+            raise ArgumentTypeError(f"expected a whole number; got {typed}")
         # Python reads no more than 4,300 digits.
         number = None if len(digits) > _DIGITS_SHOWN else int(sign + digits)
         if number is None or not low <= number <= at_most:
-            raise ArgumentTypeError(f"expected a whole number from {low:,} to {at_most:,}; got {came}")
+            raise ArgumentTypeError(f"expected a whole number from {low:,} to {at_most:,}; got {typed}")
         return number
 
     return read_whole
@@ -194,7 +194,8 @@ def read_size(typed: str, flag: str) -> list[int]:
         raise ValueError(f"expected N or HxW for {flag}; got {typed!r}. Write {flag} 64, or {flag} 64x96.")
     if max(len(one) for one in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > _MOST_PIXELS:
         raise ValueError(
-            f"expected at most {_MOST_PIXELS:,} pixels per side for {flag}; got {typed!r}. Choose a smaller one."
+            f"expected a height and width of at most {_MOST_PIXELS:,} pixels for {flag}; got {typed!r}. "
+            "Choose a smaller size."
         )
     return [int(found[1]), int(found[2] or found[1])]
 
