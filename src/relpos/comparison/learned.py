@@ -17,8 +17,8 @@ from relpos.train import Model
 
 EXAMPLES = 3
 PIXELS = 112
-"""Upper limit for the longer side of an example's picture; more adds nothing on a page."""
-PLACES = 64
+"""Upper limit for the larger of height and width of an example's picture; more adds nothing on a page."""
+SEQUENCE_POSITIONS = 64
 """How many evenly spaced positions of a sequence have their similarity stored, at most."""
 TOKENS = 1024
 """With more positions no similarity is stored."""
@@ -36,8 +36,8 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
     values = term.values.detach()
     prefix = None
     if line.length == 2 * layout.tokens + line.origin + 2:
-        places = torch.tensor([layout.tokens, layout.tokens + line.origin + 1, line.length - 1], device=values.device)
-        prefix = _rounded(values[:, places])
+        of_prefix = [layout.tokens, layout.tokens + line.origin + 1, line.length - 1]
+        prefix = _rounded(values[:, torch.tensor(of_prefix, device=values.device)])
     offsets = [[low, low + span - 1] for low, span in zip(layout.low, layout.spans, strict=True)]
     table = values[:, : layout.tokens].reshape(-1, *layout.spans)
     if text:
@@ -63,12 +63,12 @@ def learned(model: Model) -> list[Learned]:
     found: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
         vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
-        places = vectors[0, grid.prefix :].float()
-        every = 1 if isinstance(grid, Grid) else max(1, len(places) // PLACES)
-        places = places[::every]
-        sides = list(grid.sizes) if isinstance(grid, Grid) else [len(places)]
-        centred = F.normalize(places - places.mean(dim=0), dim=-1)
-        found.append(Learned("embedding", grid=sides, every=every, similarity=_rounded(centred @ centred.T, 3)))
+        vectors = vectors[0, grid.prefix :].float()
+        every = 1 if isinstance(grid, Grid) else max(1, len(vectors) // SEQUENCE_POSITIONS)
+        vectors = vectors[::every]
+        sizes = list(grid.sizes) if isinstance(grid, Grid) else [len(vectors)]
+        centred = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
+        found.append(Learned("embedding", grid=sizes, every=every, similarity=_rounded(centred @ centred.T, 3)))
     for layer, position in enumerate(model.attention_position):
         assert isinstance(position, Sum)
         for part in position.parts():
@@ -84,7 +84,7 @@ def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:
     grey = images.mean(dim=1)
     if max(grey.shape[1:]) > PIXELS:
         pixels = max(1, PIXELS // max(grid))
-        grey = F.interpolate(grey[:, None], size=[side * pixels for side in grid], mode="area")[:, 0]
+        grey = F.interpolate(grey[:, None], size=[count * pixels for count in grid], mode="area")[:, 0]
     low, high = grey.amin(), grey.amax()
     return (grey - low) / (high - low).clamp(min=1e-6)  # images may all have one colour
 
