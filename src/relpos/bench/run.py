@@ -54,14 +54,14 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         if not self.cases:
-            fail("at least one case", "none", "Name some; relpos bench --list has them.")
+            fail("at least one case", "none", "Name some; relpos bench --list prints them.")
         if self.engines is not None and not self.engines:
             fail("at least one engine", "none", "Name some, e.g. --engines auto,streaming.")
         for engine in self.engines or ():
             require_name(engine, all_engines(), "an engine")
         devices = {case.device for case in self.cases}
         if len(devices) > 1:
-            fail("cases of one device", " and ".join(sorted(devices)), "Run them apart.")
+            fail("cases of one device", " and ".join(sorted(devices)), "Run them in two commands.")
         if self.device == "cuda" and not torch.cuda.is_available():
             fail("a CUDA device for these cases", "none", "Leave out the cases whose name ends in cuda.")
         require_int(self.repeats, "repeats", at_least=1)
@@ -97,8 +97,8 @@ class BenchSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with a fingerprint of the measured source."""
-        own = {name: value for name, value in asdict(self).items() if name != "cases"}
-        return {**own, "cases": [case.name for case in self.cases], "source": fingerprint()}
+        others = {name: value for name, value in asdict(self).items() if name != "cases"}
+        return {**others, "cases": [case.name for case in self.cases], "source": fingerprint()}
 
 
 def fingerprint() -> str:
@@ -128,10 +128,10 @@ def _driver() -> str | None:
     """The version of NVIDIA's driver; None without its tool."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+        versions = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[0] if said else None
+    return versions[0] if versions else None
 
 
 def _memory_name(case: Case, peer: str) -> str:
@@ -193,7 +193,7 @@ class Bench:
                 watch(Event(task, "finished"))
 
     def _killed(self, task: WorkerTask) -> Any:
-        reason = "the process was ended, most likely for memory"
+        reason = "the process was killed, most likely because memory ran out"
         if task.function is memory_of:
             return reason
         case, engines = task.arguments[:2]

@@ -128,9 +128,9 @@ def _on_gpu() -> tuple[Target, ...]:
         Target("grid-64x64+1-bfloat16-step-cuda", "training step, 64 x 64 grid with class token", flash, 1.6),
         Target(step, "memory, training step, N = 8,192", flash, 1.1, (FREE,), "memory"),
     ]
-    for side in (7, 8):
-        case = f"grid-{side}x{side}-bfloat16-step-b4096-cuda"
-        words = f"training step, 4,096 windows of {side**2}, our kernels"
+    for size in (7, 8):
+        case = f"grid-{size}x{size}-bfloat16-step-b4096-cuda"
+        words = f"training step, 4,096 windows of {size**2}, our kernels"
         found.append(Target(case, words, "SDPA, dense bias", 0.7, (DENSE,), engine="triton"))
     return tuple(found)
 

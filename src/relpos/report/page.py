@@ -19,7 +19,7 @@ from relpos.report.command import as_given, bibtex, citation, command_line
 from relpos.report.curves import curves, overview
 from relpos.report.drawing.attention_maps import attention_svgs
 from relpos.report.drawing.canvas import LAID_OUT, to_png, to_svg
-from relpos.report.drawing.charts import Chart, draw, figures_beside
+from relpos.report.drawing.charts import Chart, draw, paired_figures
 from relpos.report.drawing.learned_positions import learned_svgs
 from relpos.report.drawing.palette import styles, stylesheet
 from relpos.report.measure import measure_of
@@ -62,7 +62,7 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
     results = read(results)
     advice = advise(results)
     charts = [*overview(results, advice), *curves(results, advice)][:2]
-    to_png(figures_beside(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
+    to_png(paired_figures(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
 
 
 def notebook_html(results: Results | Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ def _context(results: Results) -> dict[str, Any]:
         "settings": settings,
         "task": results.task,
         "recipe": _recipe(settings),
-        "own": {name: held for name in ("model", "step", "evaluate") if (held := getattr(settings, name))},
+        "own": {name: text for name in ("model", "step", "evaluate") if (text := getattr(settings, name))},
         "advice": advice,
         "measure": measure,
         "kinds": KINDS[settings.what],
@@ -181,7 +181,7 @@ _OF_MODEL = (
 def _recipe(settings: SettingsRecord) -> dict[str, Any]:
     """The recipe's fields; for the user's own model only those of training."""
     fields: dict[str, Any] = plain(settings.recipe)
-    return {name: held for name, held in fields.items() if settings.model is None or name not in _OF_MODEL}
+    return {name: value for name, value in fields.items() if settings.model is None or name not in _OF_MODEL}
 
 
 def _trained(results: Results) -> str:
@@ -226,7 +226,7 @@ def _learned(results: Results, ranked: Sequence[str]) -> list[dict[str, Any]]:
     firsts.sort(key=lambda pair: pair[1].parameters.position == 0)  # formulas come last
     for index, (name, run) in enumerate(firsts):
         pictures = learned_svgs(run.learned, name=f"learned-{index}", mechanism=name)
-        note = "" if run.parameters.position else "Given by a formula: nothing of it is learned."
+        note = "" if run.parameters.position else "Given by a formula, not learned."
         found.append({"name": name, "note": note, "pictures": [(text, Markup(svg)) for text, svg in pictures]})
     return found
 

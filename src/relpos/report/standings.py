@@ -159,7 +159,7 @@ def chance_of(results: Results) -> float | None:
     return 1.0 / len(results.task.classes) if results.task.classes and measure_of(results).is_share else None
 
 
-def place(probe: ProbeRecord) -> str:
+def in_words(probe: ProbeRecord) -> str:
     """A probe in a sentence: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
     if probe.group == "test":
         what = "images" if probe.image_size else "data"

@@ -199,7 +199,7 @@ def _cost_columns(results: Results) -> list[Column]:
     weighed = [entry.tokens for entry in results.costs if entry.peak_memory_mib is not None]
     if weighed:
         most = max(weighed)
-        note = f"Peak memory of a training step at {most:,} tokens, less the process before the model was built."
+        note = f"Peak memory of a training step at {most:,} tokens, above the level before the model was built."
         columns.append(Column(f"MiB, {most:,} tokens", note, 1, _memory(results, most)))
     return columns
 
@@ -241,7 +241,7 @@ def _choice_columns(results: Results) -> list[Column]:
         bounds = f"{measure.size(found.low)} to {measure.size(found.high)}"
         return Cell(measure.size(found.mean), bounds, found.mean, half)
 
-    def kept(contender: Contender) -> Cell:
+    def state(contender: Contender) -> Cell:
         own = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
         return Cell(f"{own[0]:.2f}", sort=own[0]) if own and own[0] is not None else Cell(NOTHING)
 
@@ -257,7 +257,7 @@ def _choice_columns(results: Results) -> list[Column]:
         Column("parameters", "Of the model.", 0, _parameters(results, "total")),
     ]
     if results.settings.what == "optimizer":
-        columns.append(Column("kept per parameter", "Numbers that the optimizer keeps for each parameter.", 0, kept))
+        columns.append(Column("state per parameter", "Numbers that the optimizer stores for each parameter.", 0, state))
     columns += _cost_columns(results)
     if len(grown_sizes(results)) >= FITTED:
         sizes = listed_sizes(results)

@@ -48,7 +48,7 @@ def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType
         left_out.append(built.columns[least])
         shown = _table(results, built, kept)
     parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, kept, width)
-    what = "Accuracy in %" if measure.is_share else "Bits per byte, fewer are better"
+    what = "Accuracy in %" if measure.is_share else "Bits per byte, lower is better"
     what = f"The figure, {measure.better} is better" if measure.key == "figure" else what
     half = "\N{PLUS-MINUS SIGN} half the width of the 95% interval"
     cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in kept)
@@ -56,7 +56,7 @@ def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType
     parts.append(_wrapped(f"{what}, {half}{ends}.", width, "italic"))
     if left_out:
         names = "; ".join(column.title for column in left_out)
-        parts.append(_wrapped(f"Left out for width: {names}.", width, "italic"))
+        parts.append(_wrapped(f"Left out to fit the width: {names}.", width, "italic"))
     return parts
 
 

@@ -32,8 +32,8 @@ from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED, SITES
 STRENGTHS = (1, 4)
 """Scores without position: of vectors of length 1 without scaling, and of heads 16 wide with entries of variance 1."""
 LONG, WIDE = 128, 12
-"""Tokens of a sequence, and of a grid's side, for which offsets are stored."""
-LENGTHS, SIDES = (16, 32), (6, 8)
+"""Tokens of a sequence, and rows and columns of a grid, for which offsets are stored."""
+LENGTHS, GRIDS = (16, 32), (6, 8)
 """Tokens for which pairs are stored."""
 LONGER = 4
 """Rotations along a sequence are drawn at this multiple of the trained length: some act only beyond it."""
@@ -63,15 +63,15 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
     found |= _facts(preset)
     for name, axes, long, few in (
         ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
-        ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in SIDES]),
+        ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in GRIDS]),
     ):
         if axes not in preset.token_axes:
             continue
-        kept = {"start": _kept(partial(began, preset), long, few)}
+        states = {"start": _numbers(partial(began, preset), long, few)}
         if trained is not None:  # it may be defined only on fewer tokens
-            learned = _kept(trained, long, few) or _kept(trained, few[-1], few)
-            kept |= {} if learned is None else {"trained": learned}
-        found[name] = kept
+            learned = _numbers(trained, long, few) or _numbers(trained, few[-1], few)
+            states |= {} if learned is None else {"trained": learned}
+        found[name] = states
     return found
 
 
@@ -96,27 +96,27 @@ def _made(make: Maker, tokens: Sequence | Grid) -> Mechanism | None:
 
 
 @torch.no_grad()
-def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) -> dict[str, Any] | None:
+def _numbers(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) -> dict[str, Any] | None:
     mechanism = _made(make, long)
     if mechanism is None:
         return None
     lines = [_line(one, long) for one in _scores(mechanism, long)]
     most = long.sizes[0] if isinstance(long, Grid) else long.count
     if all(line is not None for line in lines):
-        kept: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None], "most": most}
+        stored: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None], "most": most}
     else:
-        kept = {"pairs": {}}
+        stored = {"pairs": {}}
         for tokens in few:
             if (smaller := _made(make, tokens)) is None:
                 continue
             size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
             with suppress(ValueError):  # a trained table fits only its own grid
-                kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
-        if not kept["pairs"]:
+                stored["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
+        if not stored["pairs"]:
             return None
     if (cosine := _cosine(mechanism, long)) is not None:
-        kept["cosine"] = _whole(cosine)
-    return kept
+        stored["cosine"] = _whole(cosine)
+    return stored
 
 
 def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
@@ -163,8 +163,8 @@ def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int) -> Tenso
 def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
     """One number per offset, `[heads, offsets]`, lowest first; None if pairs with the same offset differ."""
     sizes = tokens.sizes if isinstance(tokens, Grid) else (tokens.count,)
-    places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
-    offset = places[:, None] - places[None]
+    coordinates = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
+    offset = coordinates[:, None] - coordinates[None]
     index = torch.zeros_like(offset[..., 0])
     for axis, size in enumerate(sizes):
         index = index * (2 * size - 1) + offset[..., axis] + size - 1

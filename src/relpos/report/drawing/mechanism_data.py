@@ -95,7 +95,7 @@ def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip
 
 def _nothing(view: View, name: str) -> list[Strip]:
     """No position: scores stay unchanged, and the picture is flat."""
-    text = "Nothing is added to tokens or to scores: attention sees a set, and every position looks the same to it."
+    text = "Nothing is added to tokens or to scores: attention treats the tokens as a set, without an order."
     zeros = torch.zeros(1, view.count)
     return [Words(name, text), _row(zeros, view, f"{name}: bias, {view.chosen_name} and every key", ADDED)]
 
@@ -145,20 +145,20 @@ def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
 
 def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[Strip]:
     prefix = view.tokens.prefix
-    score = f"{name}: score of one vector of length 1 that stands at every position"
+    score = f"{name}: score if one vector of length 1 is every query and key"
     label = "score (1 without rotation)"
     if view.query is not None:
         return [_row(_scores(terms, view, [view.query]), view, f"{score}, {view.chosen_name} and every key", label)]
     cosine = _numbers(rotation.query[0, :, prefix:].cos().mT)  # [1 or H, pairs, tokens]
     pairs = Axis("pair of dimensions", 0, counted(cosine.shape[1]))
-    places = Axis(f"position{_raster(view)}", 0, counted(view.count))
+    positions = Axis(f"position{_raster(view)}", 0, counted(view.count))
     found: list[Strip] = [
         Maps(
-            f"{name}: cosine of the angle by which each pair turns",
+            f"{name}: cosine of the rotation angle of each pair",
             heads_named(len(cosine)),
             cosine,
             pairs,
-            places,
+            positions,
             "cosine",
             1.0,
         )
@@ -175,7 +175,7 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
 
 def _other(terms: Terms, view: View, name: str) -> list[Strip]:
     """Terms that depend on queries and keys: what they add to the scores of one vector at every position."""
-    title = f"{name}: what it adds to the score of one vector of length 1 that stands at every position"
+    title = f"{name}: change of the score if one vector of length 1 is every query and key"
     causal = bool(terms.of(RowRule)) and isinstance(view.tokens, Sequence)  # row rules count visible keys
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
@@ -212,19 +212,19 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
     tokens = view.tokens
     vectors = part.embed(torch.zeros(1, tokens.count, view.embed_dim), tokens)[0, tokens.prefix :].double()
     unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
-    title, label = f"{name}: how alike the vectors of two positions are", "cosine, mean subtracted"
+    title, label = f"{name}: similarity of the vectors of two positions", "cosine, mean subtracted"
     if view.query is not None:
         likeness = (unit[view.query] @ unit.T)[None]
         return [_row(likeness, view, f"{title}, {view.chosen_name} and every position", label, limit=1.0)]
-    place = f"position{_raster(view)}"
-    numbers = Axis("dimension of the vector", 0, counted(view.embed_dim))
+    positions = Axis(f"position{_raster(view)}", 0, counted(view.count))
+    dimensions = Axis("dimension of the vector", 0, counted(view.embed_dim))
     plain = _numbers(vectors[None])
     added = Maps(
         f"{name}: the vector added to each token",
         ("",),
         plain,
-        Axis(place, 0, counted(view.count)),
-        numbers,
+        positions,
+        dimensions,
         "added to the token",
     )
     if isinstance(tokens, Sequence):

@@ -55,8 +55,8 @@ def _distinct(sizes: list[int]) -> list[int]:
 
 def _named(mechanism: Mechanism, names: tuple[str, ...]) -> list[int]:
     """Positive integers in attributes with these names, of the mechanism or its parts."""
-    held = (getattr(part, name, None) for part in mechanism.modules() for name in names)
-    return [one for one in held if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    values = (getattr(part, name, None) for part in mechanism.modules() for name in names)
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and one > 0]
 
 
 def _tokens(mechanism: Mechanism) -> list[Sequence | Grid]:
