@@ -151,10 +151,10 @@ def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) ->
         made = made.terms(kind.queries, kind.keys)
 
     def leaf(x: Tensor) -> Tensor:
-        own = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
+        copy = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
         if x.is_leaf and x.requires_grad:  # a parameter without a mechanism
-            own.normal_(0, 1, generator=generator)
-        return own.requires_grad_(x.requires_grad)
+            copy.normal_(0, 1, generator=generator)
+        return copy.requires_grad_(x.requires_grad)
 
     terms: Terms = pytree.tree_map_only(Tensor, leaf, made if isinstance(made, Terms) else Terms(made))
     return terms
@@ -237,8 +237,8 @@ def check(
 
 def count(asked: Many[str], *, only: Many[torch.device] | None = None) -> int:
     """The number of rows that `check` yields."""
-    found = devices() if only is None else only
-    return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in found)
+    wanted = devices() if only is None else only
+    return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in wanted)
 
 
 def versions() -> str:
@@ -274,11 +274,14 @@ def render(rows: Many[EngineRow], *, every: bool = False) -> str:
 
 def _summary(rows: Many[EngineRow]) -> list[str]:
     """The largest differences of output and gradients, the verdict, and the time."""
-    found = [row.found for row in rows if row.found is not None]
-    far = [f"{max(x):.1e}" if x else "" for x in ([one.output for one in found], [one.gradients for one in found])]
+    differences = [row.found for row in rows if row.found is not None]
+    far = [
+        f"{max(x):.1e}" if x else ""
+        for x in ([one.output for one in differences], [one.gradients for one in differences])
+    ]
     wrong = sum(row.fault is not None for row in rows)
     verdict = "agrees" if not wrong else "DIFFERS" if len(rows) == 1 else f"{wrong} differ"
-    seconds = sum(one.seconds for one in found)
+    seconds = sum(one.seconds for one in differences)
     return [*far, verdict, f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"]
 
 

@@ -100,10 +100,10 @@ def _device(results: Mapping[str, Any]) -> str:
 
 def where(results: Mapping[str, Any]) -> str:
     """The hardware and PyTorch version of a run, in one line."""
-    found = results["environment"]
+    environment = results["environment"]
     if _device(results) == "cuda":
-        return f"{found['device']}, driver {found['driver']}, PyTorch {found['torch']}"
-    return f"{found['processor']}, {results['settings']['threads']} threads, PyTorch {found['torch']}"
+        return f"{environment['device']}, driver {environment['driver']}, PyTorch {environment['torch']}"
+    return f"{environment['processor']}, {results['settings']['threads']} threads, PyTorch {environment['torch']}"
 
 
 def _panel(

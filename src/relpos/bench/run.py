@@ -113,15 +113,15 @@ def fingerprint() -> str:
 
 def surroundings(device: str) -> dict[str, Any]:
     """Versions and hardware, with the peers' versions."""
-    found: dict[str, Any] = asdict(environment(device))
+    versions: dict[str, Any] = asdict(environment(device))
     for name in ("transformers", "timm", "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+            versions[name] = None
     if device == "cuda":
-        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver()}
-    return {**found, "capability": torch.backends.cpu.get_cpu_capability()}
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver()}
+    return {**versions, "capability": torch.backends.cpu.get_cpu_capability()}
 
 
 def _driver() -> str | None:
@@ -154,13 +154,13 @@ class Bench:
         settings, engines = self.settings, self.settings.engines_of(case)
         label = f"time {case.name}"
         timing = (case, engines, settings.repeats, settings.threads)
-        found = [WorkerTask(f"time--{case.name}", time_case, timing, True, label=label)]
+        work = [WorkerTask(f"time--{case.name}", time_case, timing, True, label=label)]
         for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 label = f"measure memory of {case.name}, {peer.title}"
-                found.append(WorkerTask(_memory_name(case, peer.name), memory_of, arguments, label=label))
-        return [task for task in found if not self.store.finished(task.name)]
+                work.append(WorkerTask(_memory_name(case, peer.name), memory_of, arguments, label=label))
+        return [task for task in work if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do the remaining work and return the results; peers that are red or not tried get no memory measurement."""
@@ -211,7 +211,7 @@ class Bench:
 
     def entries(self) -> list[dict[str, Any]]:
         """All measurements so far, case by case."""
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for case in self.settings.cases:
             if not self.store.has(f"time--{case.name}"):
                 continue
@@ -222,8 +222,8 @@ class Bench:
                     entry["reason"] = entry["reason"] or f"memory: {memory}"
                 else:
                     entry["extra_mib"] = memory
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def results(self) -> dict[str, Any]:
         """All finished work so far."""

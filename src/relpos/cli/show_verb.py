@@ -50,8 +50,10 @@ def run(request: ShowRequest) -> None:
         write_page(request, lambda path: free_file(path, (PAGE_ENDING[1:],), option="--page"))
         return
     if (request.position is None) == (request.weights is None):
-        came = "neither" if request.position is None else f"{request.position!r} and --weights"
-        fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+        requested = "neither" if request.position is None else f"{request.position!r} and --weights"
+        fail(
+            "a position or --weights FILE", requested, "Write relpos show relative_2d, or relpos show --weights FOLDER."
+        )
     if request.weights is not None and _wants_page(request):
         _page(request)
         return
@@ -139,15 +141,15 @@ def _trained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     model, config = loaded
     if (count := model.coordinates.count) > TRAINED_AT_MOST:
         fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
-    view, found = strips_of(model.to("cpu"), request.query)
-    found = found or strips([], view)
+    view, drawn = strips_of(model.to("cpu"), request.query)
+    drawn = drawn or strips([], view)
     steps = config.get("recipe", {}).get("steps")
     learned = any(True for _ in model.positions.parameters())
     note = f"{_tokens_in_words(view.tokens).capitalize()}, {view.num_heads} heads. "
     note += f"Trained for {steps} steps on {config.get('task')}, seed {config.get('seed')}. " if steps else ""
     note += "" if learned else "Its position has no learned parameters. "
     title = f"What {config.get('position')} learned" if learned else f"{config.get('position')} in a trained model"
-    return folder.resolve().name, title, f"{note}{_READING}", view, found
+    return folder.resolve().name, title, f"{note}{_READING}", view, drawn
 
 
 def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
@@ -158,13 +160,13 @@ def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
     width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, query)
     _require_query(view)
-    found = strips(model.token_position.parts(), view) if model.token_position.parts() else []
+    drawn = strips(model.token_position.parts(), view) if model.token_position.parts() else []
     layers = model.attention_position
     for layer, position in enumerate(layers):
         where = " in all layers" if len(layers) == 1 else f" in layer {layer}"
         if position.parts():
-            found += strips(position.parts(), view, where=where)
-    return view, found
+            drawn += strips(position.parts(), view, where=where)
+    return view, drawn
 
 
 def _wants_page(request: ShowRequest) -> bool:
@@ -275,10 +277,10 @@ def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | 
 def _sizes(grid: str) -> tuple[int, int]:
     from relpos.core.checks import fail
 
-    found = re.fullmatch(r"(\d{1,6})\s*[xX×]\s*(\d{1,6})", grid.strip())  # noqa: RUF001
-    if found is None or "0" in (found[1].lstrip("0") or "0", found[2].lstrip("0") or "0"):
+    match = re.fullmatch(r"(\d{1,6})\s*[xX×]\s*(\d{1,6})", grid.strip())  # noqa: RUF001
+    if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
         fail("--grid as rows x columns of at least 1", repr(grid), "Write for example --grid 8x8.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _require_query(view: View) -> None:

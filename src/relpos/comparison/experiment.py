@@ -49,8 +49,8 @@ class _Parcel:
         if self.here is not None:
             return self.here
         assert self.packed is not None
-        found: tuple[data.Task, Procedure] = pickle.loads(self.packed)
-        return found
+        unpacked: tuple[data.Task, Procedure] = pickle.loads(self.packed)
+        return unpacked
 
 
 def _train(
@@ -71,8 +71,8 @@ def _train(
 
         keep = partial(save_weights, run_folder) if job.variant == "recipe" else None
         measured = run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes)
-    made: dict[str, Any] = plain(measured)
-    return made
+    record: dict[str, Any] = plain(measured)
+    return record
 
 
 def _memory(name: str, index: int, settings: ComparisonSettings, work: _Parcel) -> float | None:

@@ -60,7 +60,7 @@ def learned(model: Model) -> list[Learned]:
     Above `TOKENS` positions, similarities are left out: there is one number per pair.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
-    found: list[Learned] = []
+    entries: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
         vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
         vectors = vectors[0, grid.prefix :].float()
@@ -68,15 +68,15 @@ def learned(model: Model) -> list[Learned]:
         vectors = vectors[::every]
         sizes = list(grid.sizes) if isinstance(grid, Grid) else [len(vectors)]
         centred = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
-        found.append(Learned("embedding", grid=sizes, every=every, similarity=_rounded(centred @ centred.T, 3)))
+        entries.append(Learned("embedding", grid=sizes, every=every, similarity=_rounded(centred @ centred.T, 3)))
     for layer, position in enumerate(model.attention_position):
         assert isinstance(position, Sum)
         for part in position.parts():
             for term in part.terms(grid).of(LineBias):
                 bias = _bias(term, "shared" if model.shared_position else layer, text=text)
                 if bias is not None:
-                    found.append(bias)
-    return found
+                    entries.append(bias)
+    return entries
 
 
 def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -204,8 +204,8 @@ class ComparisonSettings:
 
 def canonical(positions: tuple[str, ...], axes: int, procedure: Procedure = OURS) -> tuple[str, ...]:
     """Replace aliases by preset names, on tokens with `axes` axes; each name once."""
-    own = OWN if procedure.build is not None else None
-    return tuple(dict.fromkeys(name if name == own else find(name, axes).name for name in positions))
+    users_own = OWN if procedure.build is not None else None
+    return tuple(dict.fromkeys(name if name == users_own else find(name, axes).name for name in positions))
 
 
 def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | None:
@@ -242,9 +242,9 @@ def default_folder(settings: ComparisonSettings) -> Path:
     whole = [settings.to_json(), plain(environment(settings.device))]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
-    for own in ("images", "text"):
-        if own in settings.task_options:
-            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[own]).name) or name
+    for key in ("images", "text"):
+        if key in settings.task_options:
+            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[key]).name) or name
     if settings.what != "position":
         name += f"-{settings.what}"
     return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"

@@ -104,9 +104,9 @@ def _no_matter(boards: list[Standings]) -> list[str]:
     measure, where = boards[0].measure, listed([in_words(board.probe) for board in boards])
     most = 0.0
     for board in boards:
-        own = board.of("none")
-        if own is not None and own.behind is not None:
-            most = max(most, own.behind.high)
+        of_none = board.of("none")
+        if of_none is not None and of_none.behind is not None:
+            most = max(most, of_none.behind.high)
         else:  # `none` is the best: the most that others may be ahead
             most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
     most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may exceed 1
@@ -207,10 +207,10 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
     tokens = cost_tokens(results)
     if tokens is None:
         return None
-    found = [(cost, name) for name in names if (cost := step_cost(results, name, tokens)) is not None]
-    if not found:
+    costs = [(cost, name) for name in names if (cost := step_cost(results, name, tokens)) is not None]
+    if not costs:
         return None
-    cost, name = min(found)
+    cost, name = min(costs)
     words = f"{cost:,.1f} ms a step"
     if relative(results):
         times = f"{cost:.2f} times" if cost > AS_FAST else "about as long as"
@@ -259,7 +259,7 @@ def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
 def _plain_rate(results: Results) -> list[str]:
     """Differences beyond the interval without the recipe's position learning rate."""
     measure, times = measure_of(results), results.settings.recipe.position_learning_rate_multiplier
-    found = []
+    sentences = []
     for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
         parts = []
         for contender in contenders(results, probe, "x1"):
@@ -269,32 +269,32 @@ def _plain_rate(results: Results) -> list[str]:
                 parts.append((abs(ahead.mean), f"{contender.label} scores {measure.gap(abs(ahead.mean))} {direction}"))
         if parts:
             words = listed([text for _, text in sorted(parts, reverse=True)], NAMED_AT_MOST)
-            found.append(
+            sentences.append(
                 f"Without the {times:g}x position learning rate, {in_words(probe)}: {words} the figure with it."
             )
-    return found
+    return sentences
 
 
 def _cautions(results: Results, *boards: Standings | None) -> list[str]:
-    found, settings = [], results.settings
+    cautions, settings = [], results.settings
     ended = [len(results.runs(name)) + len(results.runs(name, diverged=True)) for name in results.names]
     if missing := sum(max(0, settings.seeds - count) for count in ended):
-        found.append(f"Unfinished: {missing} of the requested training runs are missing.")
+        cautions.append(f"Unfinished: {missing} of the requested training runs are missing.")
     for name in results.names:
         every = [run for run in results.records if run.name == name]
         lost = [run for run in every if run.diverged is not None]
         if lost and (where := lost[0].diverged):
             many = f"{len(lost)} of its {len(every)} runs" if len(every) > 1 else "its only run"
             left = "it has no figure" if len(lost) == len(every) else "its figures are only from the others"
-            found.append(
+            cautions.append(
                 f"{name} diverged in {many}: with seed {lost[0].seed} the {where.what} was {where.value} at step "
                 f"{where.step}, at the learning rate {where.rate:.1e}; {left}."
             )
     if settings.seeds == 2 and not settings.quick:
-        found.append("Two seeds are few: for a reliable result, run the same command with --seeds 5.")
+        cautions.append("Two seeds are few: for a reliable result, run the same command with --seeds 5.")
     for board in boards:
         if board is not None and board.left_out_seeds:
             seeds = listed([str(seed) for seed in board.left_out_seeds])
             left_out = f"Seeds {seeds} are" if len(board.left_out_seeds) > 1 else f"Seed {seeds} is"
-            found.append(f"{left_out} left out {in_words(board.probe)}: not all runs have finished.")
-    return found
+            cautions.append(f"{left_out} left out {in_words(board.probe)}: not all runs have finished.")
+    return cautions

@@ -28,7 +28,7 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
     if tokens is None:
         return []
     unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
-    found = []
+    charts = []
     for title, lines in shown.items():
         costed = {
             name: [replace(point, x=cost, label="")]
@@ -37,8 +37,8 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
         }
         if not costed:
             return []
-        found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
-    return found
+        charts.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
+    return charts
 
 
 def curves(results: Results, advice: Advice) -> list[Chart]:
@@ -66,12 +66,12 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
 
 
 def _lines(results: Results, asked: Sequence[tuple[ProbeRecord, float]]) -> dict[str, list[Point]]:
-    found = {}
+    lines = {}
     for name in results.names:
         points = [point for probe, x in asked if (point := _point(results, name, probe, x))]
         if len(points) > 1:
-            found[name] = points
-    return found
+            lines[name] = points
+    return lines
 
 
 def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point | None:
@@ -79,9 +79,9 @@ def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point |
     scored = outcomes(results, Contender(name, rule), probe)
     if not scored:
         return None
-    found = measure_of(results).interval(scored)
+    interval = measure_of(results).interval(scored)
     label = f"{x:,g}" if probe.group != "test" or x else "0"
-    return Point(x, found.mean, found.low, found.high, label)
+    return Point(x, interval.mean, interval.low, interval.high, label)
 
 
 def _by_position(results: Results, advice: Advice) -> Chart | None:

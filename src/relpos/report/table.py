@@ -75,8 +75,8 @@ def build_table(results: Results, *, every: bool = False) -> Table:
         return _filled(results, columns)
     columns = [column for column in columns if column.keep >= 0]
     if results.settings.what == "position":
-        own = [Column("position parameters", "Parameters that describe position.", 3, _parameters(results))]
-        return _filled(results, [*own, *columns, *_plain_columns(results), *_cost_columns(results)])
+        first = [Column("position parameters", "Parameters that describe position.", 3, _parameters(results))]
+        return _filled(results, [*first, *columns, *_plain_columns(results), *_cost_columns(results)])
     return _filled(results, [*columns, *_choice_columns(results)])
 
 
@@ -162,21 +162,21 @@ def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Co
             lost = results.runs(contender.name, variant, diverged=True)
             why = "diverged" if lost else missing.get(contender.name, "trained with the recipe only")
             return Cell("diverged" if lost else NOTHING, reason=why)
-        found = measure.interval(scored)
-        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
-        if found.low == 0.0 or (measure.is_share and found.high == 1.0):  # clipped, so not symmetric
-            half = f"({measure.bounds(found)})"
-        return Cell(measure.number(found.mean), measure.bounds(found), found.mean, half)
+        interval = measure.interval(scored)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
+        if interval.low == 0.0 or (measure.is_share and interval.high == 1.0):  # clipped, so not symmetric
+            half = f"({measure.bounds(interval)})"
+        return Cell(measure.number(interval.mean), measure.bounds(interval), interval.mean, half)
 
     return cell
 
 
 def _parameters(results: Results, what: str = "position") -> Callable[[Contender], Cell]:
     def cell(contender: Contender) -> Cell:
-        own = [run for run in results.records if run.name == contender.name]
-        if not own:
+        runs = [run for run in results.records if run.name == contender.name]
+        if not runs:
             return Cell(NOTHING, reason="not finished")
-        count = int(getattr(own[0].parameters, what))
+        count = int(getattr(runs[0].parameters, what))
         return Cell(f"{count:,}", sort=float(count))
 
     return _of_mechanism(results, cell)
@@ -233,17 +233,17 @@ def _choice_columns(results: Results) -> list[Column]:
     first, measure, test = results.names[0], measure_of(results), results.task.probes[0]
 
     def ahead(contender: Contender) -> Cell:
-        own, other = outcomes(results, contender, test), outcomes(results, Contender(first), test)
-        if contender.name == first or not set(own) & set(other):
+        outcome, of_first = outcomes(results, contender, test), outcomes(results, Contender(first), test)
+        if contender.name == first or not set(outcome) & set(of_first):
             return Cell(NOTHING)
-        found = measure.ahead(own, other)
-        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
-        bounds = f"{measure.size(found.low)} to {measure.size(found.high)}"
-        return Cell(measure.size(found.mean), bounds, found.mean, half)
+        interval = measure.ahead(outcome, of_first)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
+        bounds = f"{measure.size(interval.low)} to {measure.size(interval.high)}"
+        return Cell(measure.size(interval.mean), bounds, interval.mean, half)
 
     def state(contender: Contender) -> Cell:
-        own = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
-        return Cell(f"{own[0]:.2f}", sort=own[0]) if own and own[0] is not None else Cell(NOTHING)
+        numbers = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
+        return Cell(f"{numbers[0]:.2f}", sort=numbers[0]) if numbers and numbers[0] is not None else Cell(NOTHING)
 
     def grows(figure: str) -> Callable[[Contender], Cell]:
         def cell(contender: Contender) -> Cell:
@@ -273,10 +273,10 @@ def listed_sizes(results: Results) -> str:
 
 def grown_sizes(results: Results) -> list[int]:
     """The token counts with the most common batch and depth, ascending, so that only N differs."""
-    found: dict[tuple[int, int | None], set[int]] = {}
+    by_shape: dict[tuple[int, int | None], set[int]] = {}
     for entry in results.costs:
-        found.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
-    return max((sorted(sizes) for sizes in found.values()), key=len, default=[])
+        by_shape.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
+    return max((sorted(sizes) for sizes in by_shape.values()), key=len, default=[])
 
 
 def amount(entry: Cost | None, figure: str) -> float | None:

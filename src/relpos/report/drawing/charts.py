@@ -151,14 +151,14 @@ def spread(wanted: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     for index in range(1, len(up)):
         up[index] = max(up[index], up[index - 1] + gap)
         down[-1 - index] = min(down[-1 - index], down[-index] - gap)
-    found = (up + down) / 2
-    found[-1] = min(found[-1], 1.0)
-    for index in range(len(found) - 2, -1, -1):
-        found[index] = min(found[index], found[index + 1] - gap)
-    if found[0] < 0:
-        found += max(-found[0], 0.0) if found[-1] - found[0] < 1 else (1 - found[-1] - found[0]) / 2
-    placed = np.empty_like(found)
-    placed[order] = found
+    heights = (up + down) / 2
+    heights[-1] = min(heights[-1], 1.0)
+    for index in range(len(heights) - 2, -1, -1):
+        heights[index] = min(heights[index], heights[index + 1] - gap)
+    if heights[0] < 0:
+        heights += max(-heights[0], 0.0) if heights[-1] - heights[0] < 1 else (1 - heights[-1] - heights[0]) / 2
+    placed = np.empty_like(heights)
+    placed[order] = heights
     return placed
 
 

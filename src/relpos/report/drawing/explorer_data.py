@@ -59,8 +59,8 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
     Args:
         trained: makes the trained mechanism for a site, or returns None if there is none.
     """
-    found: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
-    found |= _facts(preset)
+    entry: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
+    entry |= _facts(preset)
     for name, axes, long, few in (
         ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
         ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in GRIDS]),
@@ -71,8 +71,8 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
         if trained is not None:  # it may be defined only on fewer tokens
             learned = _numbers(trained, long, few) or _numbers(trained, few[-1], few)
             states |= {} if learned is None else {"trained": learned}
-        found[name] = states
-    return found
+        entry[name] = states
+    return entry
 
 
 def _site(tokens: Sequence | Grid) -> Site:
@@ -121,7 +121,7 @@ def _numbers(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid
 
 def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
     """The change of the scores by position, `[heads or 1, N, N]`, for each strength; one if they are equal."""
-    found = []
+    changes = []
     for strength in STRENGTHS:
         total = torch.zeros(1, tokens.count, tokens.count, dtype=torch.float64)
         for part in parts_of(mechanism):
@@ -134,9 +134,9 @@ def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
                 terms = terms + part.terms(tokens)
             total = total + _in_attention(terms, tokens, strength)
         plain = total.nan_to_num()
-        found.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
-    alike = all(torch.allclose(one.nan_to_num(), found[0].nan_to_num(), atol=1e-9) for one in found)
-    return found[:1] if alike else found
+        changes.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
+    alike = all(torch.allclose(one.nan_to_num(), changes[0].nan_to_num(), atol=1e-9) for one in changes)
+    return changes[:1] if alike else changes
 
 
 def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
@@ -190,19 +190,19 @@ def _whole(values: Tensor) -> list[list[int | None]]:
 
 def _facts(preset: Preset) -> dict[str, Any]:
     """Whether it has parameters, adds vectors to values or tokens, and how many pairs of dimensions it rotates."""
-    found: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
+    facts: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
     for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):
         if axes not in preset.token_axes:
             continue
         mechanism = _made(preset.make, tokens)
         assert mechanism is not None
-        found["learns"] = any(True for _ in mechanism.parameters())
+        facts["learns"] = any(True for _ in mechanism.parameters())
         for part in parts_of(mechanism):
-            found["added"] |= acts_on_tokens(part)
+            facts["added"] |= acts_on_tokens(part)
             if not acts_in_attention(part):
                 continue
             terms = part.terms(tokens)
-            found["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
+            facts["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
             if (rotation := terms.one(Rotation)) is not None:
-                found["turns"][name] = rotation.query.shape[-1]
-    return found
+                facts["turns"][name] = rotation.query.shape[-1]
+    return facts

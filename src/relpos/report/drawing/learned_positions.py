@@ -24,12 +24,12 @@ OFFSET = f"offset = query {MINUS} key"
 
 def learned_svgs(entries: list[Learned], *, name: str, mechanism: str) -> list[tuple[str, str]]:
     """One (caption, SVG) per learned bias or embedding."""
-    found = []
+    captioned = []
     for index, entry in enumerate(entries):
         strip = _bias(entry) if entry.kind == "bias" else _vectors(entry)
         title = f"{strip.title}, {mechanism}"
-        found.append((strip.title, to_svg(alone(strip), name=f"{name}-{index}", title=title)))
-    return found
+        captioned.append((strip.title, to_svg(alone(strip), name=f"{name}-{index}", title=title)))
+    return captioned
 
 
 def _bias(entry: Learned) -> Maps | Bars:

@@ -81,16 +81,16 @@ class View:
 @torch.no_grad()
 def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip]:
     """One strip or more for each part of a mechanism; `where` names the layer if needed."""
-    found: list[Strip] = []
+    drawn: list[Strip] = []
     for part in parts:
         name = f"{type(part).__name__}{where}"
         if acts_on_tokens(part):
-            found += _embedding(part, view, name)
+            drawn += _embedding(part, view, name)
         if acts_in_attention(part):
-            found += _in_attention(part, view, name)
+            drawn += _in_attention(part, view, name)
         if not acts_on_tokens(part) and not acts_in_attention(part):
-            found += _nothing(view, name)
-    return found or _nothing(view, "No position")
+            drawn += _nothing(view, name)
+    return drawn or _nothing(view, "No position")
 
 
 def _nothing(view: View, name: str) -> list[Strip]:
@@ -102,19 +102,19 @@ def _nothing(view: View, name: str) -> list[Strip]:
 
 def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     terms = part.terms(view.tokens)
-    found: list[Strip] = []
+    drawn: list[Strip] = []
     for term in terms.of(LineBias):
-        found += _bias(term, view, name)
+        drawn += _bias(term, view, name)
     rotation = terms.one(Rotation)
     if rotation is not None:
-        found += _rotation(Terms(rotation), rotation, view, name)
+        drawn += _rotation(Terms(rotation), rotation, view, name)
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
     on_values = [term for term in rest if isinstance(term, LineVectors) and term.side == "value"]
     if len(rest) > len(on_values):
-        found += _other(Terms(*rest), view, name)
+        drawn += _other(Terms(*rest), view, name)
     if on_values:
-        found.append(Words(f"{name}: vectors on values", "Vectors by offset are added to the values, not to scores."))
-    return found
+        drawn.append(Words(f"{name}: vectors on values", "Vectors by offset are added to the values, not to scores."))
+    return drawn
 
 
 def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
@@ -134,13 +134,13 @@ def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
         return [Maps(f"{title} over offsets", heads_named(len(plain)), plain, down, across, ADDED, marked=(0, 0))]
     plain = _numbers(values)
     along = Axis(f"{OFFSET}{_raster(view)}", layout.low[0], offsets_of(layout.low[0], layout.spans[0]))
-    found: list[Strip] = [Bars(f"{title} over offsets", heads_named(len(plain)), plain, along, ADDED)]
+    drawn: list[Strip] = [Bars(f"{title} over offsets", heads_named(len(plain)), plain, along, ADDED)]
     if isinstance(view.tokens, Grid):
-        found.append(_row(of_query, view, f"{title}, {view.chosen_name} and every key", ADDED))
+        drawn.append(_row(of_query, view, f"{title}, {view.chosen_name} and every key", ADDED))
     elif view.count <= MATRIX_AT_MOST:
         pairs = term.narrow(slice(prefix, None), slice(prefix, None))
-        found.append(_matrix(pairs.values[:, pairs.lines.index()], view, f"{title}, every query and key", ADDED))
-    return found
+        drawn.append(_matrix(pairs.values[:, pairs.lines.index()], view, f"{title}, every query and key", ADDED))
+    return drawn
 
 
 def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[Strip]:
@@ -152,7 +152,7 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
     cosine = _numbers(rotation.query[0, :, prefix:].cos().mT)  # [1 or H, pairs, tokens]
     pairs = Axis("pair of dimensions", 0, counted(cosine.shape[1]))
     positions = Axis(f"position{_raster(view)}", 0, counted(view.count))
-    found: list[Strip] = [
+    drawn: list[Strip] = [
         Maps(
             f"{name}: cosine of the rotation angle of each pair",
             heads_named(len(cosine)),
@@ -165,12 +165,12 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
     ]
     if isinstance(view.tokens, Grid):
         row = _scores(terms, view, [view.chosen])
-        return [*found, _row(row, view, f"{score}, {view.chosen_name} and every key", label)]
+        return [*drawn, _row(row, view, f"{score}, {view.chosen_name} and every key", label)]
     ends = _scores(terms, view, [0, view.count - 1])  # the first query sees offsets 0 to -(n - 1), the last 0 to n - 1
     ahead, behind = ends[:, 0].flip(-1), ends[:, 1].flip(-1)
     plain = _numbers(torch.cat([ahead, behind[:, 1:]], dim=1))
     along = Axis(OFFSET, 1 - view.count, offsets_of(1 - view.count, 2 * view.count - 1))
-    return [*found, Bars(f"{score}, over offsets", heads_named(len(plain)), plain, along, label)]
+    return [*drawn, Bars(f"{score}, over offsets", heads_named(len(plain)), plain, along, label)]
 
 
 def _other(terms: Terms, view: View, name: str) -> list[Strip]:

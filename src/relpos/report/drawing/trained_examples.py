@@ -90,8 +90,8 @@ def _within(site: Site, example: Site) -> bool:
 @cache
 def _stored() -> dict[tuple[str, int], dict[str, Tensor]]:
     """The parameters of each example by name and axes."""
-    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+    examples: dict[tuple[str, int], dict[str, Tensor]] = {}
     for key, x in load(files("relpos.report.drawing").joinpath(FILE).read_bytes()).items():
         axes, name, parameter = key.split("/")
-        found.setdefault((name, int(axes)), {})[parameter] = x.float()
-    return found
+        examples.setdefault((name, int(axes)), {})[parameter] = x.float()
+    return examples
