@@ -45,7 +45,7 @@ def at(one: Stored, *offset: int) -> Any:
     """What the first picture has at an offset, for every head."""
     (picture,) = one.pictures
     if isinstance(picture, Bars):
-        return picture.values[:, int(offset[0] - picture.places.first)]
+        return picture.values[:, int(offset[0] - picture.along.first)]
     return picture.values[:, int(offset[0] - picture.rows.first), int(offset[1] - picture.columns.first)]
 
 
@@ -72,7 +72,7 @@ def test_t5(distance: int, tmp_path: Path) -> None:
             for j in range(i + 1 if stack is model.decoder else count):
                 assert np.allclose(at(one, i - j), dense[:, i, j])
     assert encoder.name == "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert decoder.pictures[0].places.first == 0  # type: ignore[union-attr]
+    assert decoder.pictures[0].along.first == 0  # type: ignore[union-attr]
     (unsaid, _), _ = stored_positions(open_tensors(tmp_path), {})
     assert "Drawn for a largest distance of 128, as in T5: the weights do not contain it." in unsaid.note
 
@@ -115,7 +115,7 @@ def test_deberta(tmp_path: Path) -> None:
     bars, maps = one.pictures
     vectors = model.encoder.rel_embeddings.weight.detach().double()
     assert isinstance(bars, Bars)
-    assert (bars.places.first, one.heads, one.offsets) == (-8, 0, "buckets \N{MINUS SIGN}8 to +7")
+    assert (bars.along.first, one.heads, one.offsets) == (-8, 0, "buckets \N{MINUS SIGN}8 to +7")
     where = imported("transformers.models.deberta_v2.modeling_deberta_v2").build_relative_position(
         torch.zeros(1, 5, 16), torch.zeros(1, 5, 16), bucket_size=8, max_position=32
     )
@@ -166,7 +166,7 @@ def test_sam(tmp_path: Path) -> None:
         assert isinstance(bars, Bars)
         for i in range(4):
             for j in range(4):
-                assert bars.values[0, int(i - j - bars.places.first)] == pytest.approx(float(met[i, j].norm()))
+                assert bars.values[0, int(i - j - bars.along.first)] == pytest.approx(float(met[i, j].norm()))
 
 
 def _gpt2() -> Any:

@@ -55,7 +55,7 @@ def test_times_whose_quartiles_overlap_name_nobody_who_costs_least(make: Any) ->
 
 def test_two_seeds_are_called_few(make: Any) -> None:
     def said(seeds: int) -> bool:
-        return any(one.startswith("Two seeds say little") for one in of(make(("none", "t5"), seeds=seeds)).cautions)
+        return any(one.startswith("Two seeds are few") for one in of(make(("none", "t5"), seeds=seeds)).cautions)
 
     assert [said(seeds) for seeds in (1, 2, 3)] == [False, True, False]
 
