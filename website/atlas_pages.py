@@ -212,7 +212,7 @@ def _pictures(preset: Preset) -> str:
     axes = len(tokens.sizes) if isinstance(tokens, Grid) else 1
     if (learned := trained(preset.name, axes=axes)) is not None:
         on = TRAINED_ON[axes]
-        later = " Keys after the query were hidden: what it says of them means nothing." if axes == 1 else ""
+        later = " Later keys were masked in training: their values mean nothing." if axes == 1 else ""
         return "\n\n".join(
             [
                 f"Trained for a short while on {on} (one small model: an example and no finding).{later}",

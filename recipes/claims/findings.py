@@ -12,7 +12,7 @@ from typing import Literal
 
 from relpos.position.base.preset import find
 from relpos.report.measure import Scored, measure_of
-from relpos.report.standings import Contender, contenders, far_probe, grown_probe, outcomes, place
+from relpos.report.standings import Contender, contenders, far_probe, grown_probe, in_words, outcomes
 from relpos.report.statistics import Interval, paired_difference
 from relpos.results import ProbeRecord, Results
 
@@ -84,7 +84,7 @@ def ahead(
     measure = measure_of(results)
     found = measure.ahead(one, other)
     side = "ahead of" if found.mean >= 0 else "behind"
-    words = f"{side} {second.label} by {measure.gap(abs(found.mean))} {place(probe)}"
+    words = f"{side} {second.label} by {measure.gap(abs(found.mean))} {in_words(probe)}"
     return [Finding(first.label, words, more_than(results, found, limit))]
 
 
@@ -103,7 +103,7 @@ def falls(
         fall = measure_of(results).ahead(before, after)
         speaks = more_than(results, fall, limit)
         turned: dict[Speaks, Speaks] = {"for": "against", "against": "for", "open": "open"}
-        words = f"worse by {measure_of(results).gap(fall.mean)} {place(probe)}"
+        words = f"worse by {measure_of(results).gap(fall.mean)} {in_words(probe)}"
         found.append(Finding(contender.label, words, turned[speaks] if little else speaks))
     return found
 
@@ -126,7 +126,7 @@ def falls_less(results: Results, probe: ProbeRecord | None) -> list[Finding]:
         lost = [_lost(results, one, probe) for one in (rival, contender) if one is not None]
         if contender is not None and set(lost[0]) & set(lost[1]):
             less = paired_difference(*lost, share=False)
-            words = f"loses {measure_of(results).gap(less.mean)} less than {rival.label} {place(probe)}"
+            words = f"loses {measure_of(results).gap(less.mean)} less than {rival.label} {in_words(probe)}"
             found.append(Finding(contender.label, words, more_than(results, less, 0.0)))
     return found
 

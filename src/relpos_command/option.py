@@ -68,8 +68,8 @@ def option(default: Any = MISSING, help: str = "", metavar: str | None = None, *
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a request by the names of its fields: its own first, then those of its bases."""
     order = [name for part in kind.__mro__ for name in inspect.get_annotations(part)]
-    found = {one.name: one.metadata["option"] for one in fields(kind)}
-    return {name: found[name] for name in order}
+    options = {one.name: one.metadata["option"] for one in fields(kind)}
+    return {name: options[name] for name in order}
 
 
 def flag_of(kind: type, name: str) -> str:
@@ -138,17 +138,17 @@ def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
     """A type of integers within bounds; the lower bound defaults to `-at_most`."""
     low = -at_most if at_least is None else at_least
 
-    def read_whole(typed: str | int) -> int:
-        text = str(typed)  # defaults are parsed too
+    def read_whole(word: str | int) -> int:
+        text = str(word)  # defaults are parsed too
         sign, digits = (text[0], text[1:]) if text[:1] in ("-", "+") else ("", text)
-        came = repr(text) if len(text) <= _DIGITS_SHOWN else f"one of {len(digits):,} digits"
+        typed = repr(text) if len(text) <= _DIGITS_SHOWN else f"a number of {len(digits):,} digits"
         if not (digits.isascii() and digits.isdecimal()):
-            came = came if len(text) <= _DIGITS_SHOWN else f"{len(text):,} characters"
-            raise ArgumentTypeError(f"expected a whole number; got {came}")
+            typed = typed if len(text) <= _DIGITS_SHOWN else f"{len(text):,} characters"
+            raise ArgumentTypeError(f"expected a whole number; got {typed}")
         # Python reads no more than 4,300 digits.
         number = None if len(digits) > _DIGITS_SHOWN else int(sign + digits)
         if number is None or not low <= number <= at_most:
-            raise ArgumentTypeError(f"expected a whole number from {low:,} to {at_most:,}; got {came}")
+            raise ArgumentTypeError(f"expected a whole number from {low:,} to {at_most:,}; got {typed}")
         return number
 
     return read_whole
@@ -157,12 +157,12 @@ def whole(*, at_most: int, at_least: int | None = None) -> Callable[[str], int]:
 def number(typed: str | float) -> float:
     """A type of finite numbers of at least 0."""
     try:
-        found = float(typed)
+        value = float(typed)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
+        value = -1.0
+    if not 0 <= value < float("inf"):
         raise ArgumentTypeError(f"expected a number of at least 0; got {str(typed)[:_DIGITS_SHOWN]!r}")
-    return found
+    return value
 
 
 def words(text: str) -> str:
@@ -189,14 +189,15 @@ def write_names(names: Sequence[str]) -> list[str]:
 
 def read_size(typed: str, flag: str) -> list[int]:
     """`64` or `64x96` as (height, width)."""
-    found = re.fullmatch(r"(\d+)(?:x(\d+))?", typed.strip().lower())
-    if not found:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", typed.strip().lower())
+    if not match:
         raise ValueError(f"expected N or HxW for {flag}; got {typed!r}. Write {flag} 64, or {flag} 64x96.")
-    if max(len(one) for one in found.groups("")) > 9 or max(map(int, filter(None, found.groups()))) > _MOST_PIXELS:
+    if max(len(one) for one in match.groups("")) > 9 or max(map(int, filter(None, match.groups()))) > _MOST_PIXELS:
         raise ValueError(
-            f"expected at most {_MOST_PIXELS:,} pixels per side for {flag}; got {typed!r}. Choose a smaller one."
+            f"expected a height and width of at most {_MOST_PIXELS:,} pixels for {flag}; got {typed!r}. "
+            "Choose a smaller size."
         )
-    return [int(found[1]), int(found[2] or found[1])]
+    return [int(match[1]), int(match[2] or match[1])]
 
 
 def write_size(size: int | Sequence[int]) -> list[str]:
@@ -207,7 +208,7 @@ def write_size(size: int | Sequence[int]) -> list[str]:
 
 def read_recipe(changes: Sequence[str], flag: str) -> dict[str, Any]:
     """`["recipe.weight_decay=0.1", "recipe.norm=rmsnorm"]` as fields and values."""
-    found: dict[str, Any] = {}
+    fields_of_recipe: dict[str, Any] = {}
     for change in changes:
         key, equals, typed = change.partition("=")
         name = key.strip().removeprefix("recipe.")
@@ -215,10 +216,10 @@ def read_recipe(changes: Sequence[str], flag: str) -> dict[str, Any]:
             remedy = f"Write for example {flag} recipe.weight_decay=0.1."
             raise ValueError(f"expected {flag} recipe.KEY=VALUE; got {flag} {change}. {remedy}")
         try:
-            found[name] = json.loads(typed)
+            fields_of_recipe[name] = json.loads(typed)
         except ValueError:
-            found[name] = typed.strip()  # a name needs no quotes
-    return found
+            fields_of_recipe[name] = typed.strip()  # a name needs no quotes
+    return fields_of_recipe
 
 
 def write_recipe(changes: dict[str, Any]) -> list[str]:

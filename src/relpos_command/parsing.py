@@ -79,8 +79,8 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
     except ImportError as error:
         fail(f"the command needs {error.name}; install it with: pip install 'relpos[cli,train,report]'", 2)
 
-    given = sys.argv[1:] if words is None else words
-    typed = [word for word in given if word != "--debug"]
+    arguments = sys.argv[1:] if words is None else words
+    typed = [word for word in arguments if word != "--debug"]
 
     class Formatter(DefaultHelpFormatter):  # type: ignore[misc, unused-ignore]
         """jsonargparse's formatter, with an option's help unchanged, as it states types and defaults."""
@@ -117,4 +117,4 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
         request: Any = read(VERBS[parsed.verb].request, parsed[parsed.verb])
     except ValueError as error:
         fail(str(error), 2)
-    return CommandLine(parsed.verb, request, debug="--debug" in given)
+    return CommandLine(parsed.verb, request, debug="--debug" in arguments)

@@ -1,4 +1,4 @@
-"""What each verb of the command may be asked: one dataclass a verb, whose fields are its options.
+"""The options of each verb: one dataclass per verb, whose fields are its options.
 
 A field is an option of the command line. A field of `CompareRequest` is also an argument of `relpos.compare` and a word
 of the command that repeats a comparison. Nothing here imports relpos, so that help and wrong options are quick: names
@@ -38,7 +38,7 @@ _COUNT = (1, 4096)
 _STEPS = (1, 10_000_000)
 _THREADS = (1, 1024)
 _ROUNDS = (1, 1000)
-_OWN = "a function of your own as FILE.py:NAME"
+_FUNCTION = "your function as FILE.py:NAME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class DataOptions:
 
     data: Any = option(
         "digits",
-        "your own images, DIR/class/..., or DIR/train/class/... with val and test beside train; a file of your "
-        "own text, read as bytes; digits; or text, Python's documentation",
+        "your images, DIR/class/..., or DIR/train/class/... with DIR/val and DIR/test; your text file, read as bytes; "
+        "digits (handwritten); or text (Python's documentation)",
         "DATA",
         stated=True,
     )
     image_size: int | Sequence[int] | None = option(
         None,
-        "N or HxW: pixels that a model sees; a picture fills them but for two patches on every side",
+        "N or HxW: pixels of a model's input; an image fills it up to a margin of two patches at each edge",
         "N",
         default_in_words="64",
         read=read_size,
@@ -68,7 +68,7 @@ class DataOptions:
     )
     max_pixels: int | None = option(
         None,
-        "pixels that an image may have; decoding takes about 12 bytes for each",
+        "most pixels of an image; decoding needs about 12 bytes per pixel",
         "N",
         bounds=(1, 10**12),
         default_in_words="100000000",
@@ -88,12 +88,12 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """Where a run computes, and how precisely."""
+    """The device and the precision of a run."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:0", stated=True)
     precision: str = option(
         "float32",
-        f"what products are computed in: {', '.join(PRECISIONS)}",
+        f"precision of matrix products: {', '.join(PRECISIONS)}",
         "NAME",
         choices=PRECISIONS,
         stated=True,
@@ -102,33 +102,33 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """Over which processes a model is trained, and its checkpoints."""
+    """The processes that train a model, and its checkpoints."""
 
     devices: int | None = option(
         None,
-        "processes on this machine, one a GPU; the same as torchrun --standalone --nproc-per-node N -m relpos train",
+        "processes on this machine, one per GPU; the same as torchrun --standalone --nproc-per-node N -m relpos train",
         "N",
         bounds=_COUNT,
         default_in_words="1",
     )
     strategy: Literal["ddp", "fsdp"] = option(
         "ddp",
-        "over several processes: ddp, each holds the model; fsdp, each holds a part of every weight",
+        "with several processes: ddp, each has the whole model; fsdp, each has a part of every weight",
         "NAME",
         choices=STRATEGIES,
     )
-    accumulate: int = option(1, "parts of a batch computed in turn", "N", bounds=_COUNT)
+    accumulate: int = option(1, "parts of a batch, computed one after another", "N", bounds=_COUNT)
     compile: bool = option(False, "compile the model block by block (torch.compile)")
     checkpoint_every: int | None = option(
         None,
-        "steps from one checkpoint in OUT/checkpoints to the next",
+        "steps between checkpoints in OUT/checkpoints",
         "N",
         bounds=_STEPS,
-        default_in_words="one a minute",
+        default_in_words="one per minute",
     )
-    keep: int = option(2, "checkpoints kept", "N", bounds=(2, 1000))
+    keep: int = option(2, "how many checkpoints to keep", "N", bounds=(2, 1000))
     resume: str | None = option(
-        None, "go on from a checkpoint: auto for the newest that is whole, or the path of one", "WHICH"
+        None, "continue from a checkpoint: auto for the newest complete one, or a path", "WHICH"
     )
 
 
@@ -148,7 +148,7 @@ class CompareRequest(DataOptions, MachineOptions):
     what: str = option("position", f"what is compared: {', '.join(WHATS)}", "WHAT", choices=WHATS)
     choices: tuple[str, ...] | None = option(
         None,
-        "with --what: which of them, joined by commas",
+        "with --what: the ones to compare, joined by commas",
         "NAMES",
         default_in_words="all",
         read=read_names,
@@ -157,12 +157,12 @@ class CompareRequest(DataOptions, MachineOptions):
     seeds: int = option(1, "training runs of each", "N", bounds=(1, 1000), stated=True)
     steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")
     batch_size: int | None = option(
-        None, "inputs of a training step", "N", bounds=_BATCH, default_in_words="the recipe's"
+        None, "inputs per training step", "N", bounds=_BATCH, default_in_words="the recipe's"
     )
     lr: float | None = option(None, "the highest learning rate", "RATE", type=number, default_in_words="the recipe's")
     recipe: Mapping[str, Any] | None = option(
         None,
-        "another number of the recipe, such as recipe.weight_decay=0.1; as often as needed",
+        "change a field of the recipe, such as recipe.weight_decay=0.1; may be repeated",
         "KEY=VALUE",
         flag="--set",
         type=each,
@@ -172,20 +172,20 @@ class CompareRequest(DataOptions, MachineOptions):
     )
     model: str | Build | None = option(
         None,
-        "swin, for images: relpos's Swin Transformer, its own position first (own); timm:NAME; hf:FOLDER "
-        f"(transformers); or {_OWN}: build(position, task), which returns the model",
+        "swin, for images: relpos's Swin Transformer, first with its own position (own); timm:NAME; hf:FOLDER "
+        f"(transformers); or {_FUNCTION}: build(position, task), which returns the model",
         "MODEL",
-        default_in_words="relpos's vision Transformer, of a text its language model",
+        default_in_words="relpos's vision Transformer; for text its language model",
     )
-    step: str | TrainingStep | None = option(None, f"{_OWN}: step(model, batch), which returns the loss", "STEP")
+    step: str | TrainingStep | None = option(None, f"{_FUNCTION}: step(model, batch), which returns the loss", "STEP")
     evaluate: str | Evaluate | None = option(
-        None, f"{_OWN}: evaluate(model, split), which returns a figure", "EVALUATE"
+        None, f"{_FUNCTION}: evaluate(model, split), which returns a figure", "EVALUATE"
     )
     better: Literal["higher", "lower"] | None = option(
-        None, "with --evaluate: which of its figures are better, higher or lower", "HOW", choices=("higher", "lower")
+        None, "with --evaluate: whether higher or lower figures are better", "HOW", choices=("higher", "lower")
     )
     out: Any = option(None, "folder for results", "DIR", default_in_words="one under runs/")
-    quick: bool = option(False, "see that it works, in under a minute; ranks nothing")
+    quick: bool = option(False, "check that it works, in under a minute; ranks nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,25 +194,25 @@ class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
 
     position: str = option(help="a mechanism, or a sum a+b (relpos list positions)", metavar="NAME")
     out: str = option(help="folder for model.safetensors and config.json", metavar="DIR")
-    seed: int = option(0, "of initialisation and batches", "N", bounds=(0, _SEED_AT_MOST))
+    seed: int = option(0, "seed of the initial weights and of the batches", "N", bounds=(0, _SEED_AT_MOST))
     steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")
     optimizer: str = option(
-        "adamw", f"{', '.join(OPTIMIZERS)}, at the learning rate chosen for it", "NAME", choices=OPTIMIZERS
+        "adamw", f"{', '.join(OPTIMIZERS)}, with the learning rate chosen for it", "NAME", choices=OPTIMIZERS
     )
-    threads: int = option(1, "CPU threads; figures repeat at an equal number", "N", bounds=_THREADS)
+    threads: int = option(1, "CPU threads; figures repeat only with the same number", "N", bounds=_THREADS)
     batch_size: int | None = option(
-        None, "inputs of a training step", "N", bounds=_BATCH, default_in_words="the recipe's"
+        None, "inputs per training step", "N", bounds=_BATCH, default_in_words="the recipe's"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowRequest:
-    """`relpos show`. Defaults that a picture has stand in `relpos.cli.show_verb`: without a value nothing was asked."""
+    """`relpos show`. The defaults of a picture are in `relpos.cli.show_verb`; None means that nothing was requested."""
 
     position: str | None = option(None, "a mechanism, or a sum a+b (relpos list positions)", positional=True)
     weights: str | None = option(
         None,
-        "instead: a folder that relpos train wrote, or safetensors of any model: a file, or a folder with its shards",
+        "instead: a folder of relpos train, or safetensors of any model (a file, or a folder with its shards)",
         "PATH",
     )
     length: int | None = option(None, "tokens of a sequence", "N", bounds=(-(10**9), 10**9), default_in_words="16")
@@ -222,7 +222,7 @@ class ShowRequest:
     query: int | None = option(None, "draw one query and every key", "I", bounds=(-(10**9), 10**9))
     seed: int | None = option(
         None,
-        "of tables that start random",
+        "seed of random initial tables",
         "N",
         bounds=(-_SEED_AT_MOST, _SEED_AT_MOST),
         default_in_words="0",
@@ -233,7 +233,7 @@ class ShowRequest:
         "FILE",
         default_in_words="show-NAME.png or .html",
     )
-    page: str | None = option(None, "write the explorer instead: a page to choose positions on, html", "FILE")
+    page: str | None = option(None, "write the explorer instead: an html page with a choice of positions", "FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,15 +250,15 @@ class BenchRequest:
     )
     repeats: int = option(
         7,
-        "rounds that count, at most 3 from 8,192 tokens and three times as many up to 512",
+        "timed rounds; at most 3 from 8,192 tokens on, three times as many up to 512",
         "N",
         bounds=_ROUNDS,
     )
-    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's own choice")
+    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's default")
     out: str | None = option(None, "folder for results", "DIR", default_in_words="one under runs/")
-    quick: bool = option(False, "every case at 256 tokens or fewer, one round")
-    memory: bool = option(True, "measure no memory", flag="--no-memory")
-    list: bool = option(False, "list families and cases, and run none")
+    quick: bool = option(False, "shrink every case to at most 256 tokens; one round")
+    memory: bool = option(True, "do not measure memory", flag="--no-memory")
+    list: bool = option(False, "only list families and cases")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,22 +268,22 @@ class RetrofitRequest:
     model: str = option(help="hf:FOLDER (its weights, or random ones of its config.json) or timm:NAME", positional=True)
     lengths: str | None = option(
         None,
-        "tokens, frames or samples to time, joined by commas; images have the model's size",
+        "lengths to time (tokens, frames or samples), joined by commas; images have the model's size",
         "NUMBERS",
         default_in_words="512,1024,2048",
     )
     train: bool = option(False, "time a training step; the default")
     forward: bool = option(False, "time a forward pass without gradients")
-    rounds: int = option(5, "times that each takes its turn", "N", bounds=_ROUNDS)
+    rounds: int = option(5, "timed rounds", "N", bounds=_ROUNDS)
     batch_size: int = option(1, "texts, images or recordings in a batch", "N", bounds=(1, 65_536))
     border: int | None = option(
         None,
-        "tokens from which relpos computes; 0: always",
+        "the number of tokens from which relpos computes; 0: always",
         "N",
         bounds=(0, 10**9),
         default_in_words="as measured, see docs/retrofit.md",
     )
-    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's own choice")
+    threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's default")
     device: str = option("cpu", "cpu, cuda or cuda:0")
 
 
@@ -294,7 +294,7 @@ class CheckRequest:
     engines: str | None = option(
         None, "engines, joined by commas (relpos list backends)", "NAMES", default_in_words="all"
     )
-    all: bool = option(False, "a line for every kind of call")
+    all: bool = option(False, "print a line for every kind of call")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,29 +302,29 @@ class ListRequest:
     """`relpos list`."""
 
     kind: str = option(help=f"what to list: {', '.join(KINDS)}", metavar="KIND", choices=KINDS, positional=True)
-    long: bool = option(False, "with a description and the source of each")
+    long: bool = option(False, "add a description and the source of each")
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: its summary in the help, and what it may be asked."""
+    """A verb: its summary in the help, and its options."""
 
     summary: str
     request: type
 
 
 VERBS = {
-    "compare": Verb("train the same model with each position mechanism and show what each is good for", CompareRequest),
+    "compare": Verb("train the same model with each position mechanism and compare the results", CompareRequest),
     "train": Verb("train one model and save its weights", TrainRequest),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", ShowRequest),
     "bench": Verb(
-        "time the attention engines beside PyTorch's own and other libraries', and measure memory", BenchRequest
+        "time the attention engines, PyTorch's attention and other libraries', and measure memory", BenchRequest
     ),
     "retrofit": Verb(
-        "verify that a model of transformers or timm computes the same by relpos, and time both", RetrofitRequest
+        "verify that a model of transformers or timm computes the same with relpos, and time both", RetrofitRequest
     ),
     "check": Verb(
-        "hold every attention engine of this machine against the definition; a table to report", CheckRequest
+        "compare every attention engine of this machine with the reference; a table for an issue", CheckRequest
     ),
     "list": Verb("list positions, data or backends", ListRequest),
 }

@@ -31,8 +31,8 @@ def visible(text: str, *, keep: str = "") -> str:
         keep: layout characters to keep, such as "\n" for text of several lines.
     """
 
-    def written(found: re.Match[str]) -> str:
-        stays = found[1] or found[0] in keep
-        return found[0] if stays else found[0].encode("unicode_escape").decode("ascii")
+    def written(match: re.Match[str]) -> str:
+        stays = match[1] or match[0] in keep
+        return match[0] if stays else match[0].encode("unicode_escape").decode("ascii")
 
     return _HIDDEN.sub(written, text)

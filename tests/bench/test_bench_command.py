@@ -84,7 +84,9 @@ def test_a_process_that_dies_costs_its_own_figure_alone(tmp_path: Path, monkeypa
     bench = Bench(settings(), tmp_path / "a")
     found = bench.run()
     assert asked == ["time--line-8-float32-forward"], "no memory is measured of what has no time"
-    assert {entry["reason"] for entry in found["entries"]} == {"the process was ended, most likely for memory"}
+    assert {entry["reason"] for entry in found["entries"]} == {
+        "the process was killed, most likely because memory ran out"
+    }
     assert not bench.tasks(bench.settings.cases[0])
 
     def broken(tasks: list[WorkerTask], at_once: int) -> Any:

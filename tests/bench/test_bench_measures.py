@@ -206,7 +206,7 @@ def test_what_would_not_fit_is_not_tried() -> None:
     long = Case("line", (16384,), "step")
     dense = named(long, "sdpa-dense")
     assert peers.pairs(long) == 8 * 2**30
-    assert "takes about 64 GiB, and 23 are free" in str(measure.lacks_room(dense, long, 23 * 2**30))
+    assert "needs about 64 GiB, 23 GiB are free" in str(measure.lacks_room(dense, long, 23 * 2**30))
     assert measure.lacks_room(dense, long, 100 * 2**30) is None
     assert "about 16 GiB" in str(measure.lacks_room(dense, replace(long, what="forward"), 20 * 2**30))
     assert measure.lacks_room(named(long, "sdpa-free"), long, 1) is None

@@ -37,8 +37,8 @@ def test_a_table_to_report(capsys: Captured) -> None:
     assert re.search(r"\| streaming \| cpu +\| float32 \| 3 +\| \S+e-0\d \| \S+e-0\d +\| agrees +\| \d", printed)
     assert re.search(r"\| sdpa +\| cpu +\| float32 \| 1 +\|", printed)
     for engine in ("triton", "flex"):
-        assert f"- {engine}, cpu, not run for want of: a CUDA device (q is on cpu)\n" in printed
-    assert re.search(r"- sdpa, cpu, left out for want of: dropout by .*;\s+Softcap\n", printed, flags=re.DOTALL)
+        assert f"- {engine}, cpu, not run, not supported: a CUDA device (q is on cpu)\n" in printed
+    assert re.search(r"- sdpa, cpu, left out, not supported: dropout with .*;\s+Softcap\n", printed, flags=re.DOTALL)
     assert all(len(line) <= 80 for line in printed.splitlines()[3:])
 
 

@@ -45,7 +45,7 @@ def test_debug_shows_where_a_users_error_was_found(typed: str) -> None:
     assert any("find_data" in str(entry) for entry in caught.traceback)
 
 
-_BUG = r"\(--debug shows where; unless memory ran out, a bug in relpos\)"
+_BUG = r"\(--debug shows where; unless memory ran out, this is a bug in relpos\)"
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/socket")
 _NO_LIBRARY = ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
@@ -66,12 +66,12 @@ _NO_LIBRARY = ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
         ("list", _FULL, 2, "No space left on device: /tmp/socket"),
         ("list", KeyboardInterrupt(), 130, "interrupted"),
         ("show", KeyboardInterrupt(), 130, "interrupted; nothing was drawn"),
-        ("train", KeyboardInterrupt(), 130, "interrupted; what checkpoints hold is kept"),
+        ("train", KeyboardInterrupt(), 130, "interrupted; checkpoints are kept"),
         (
             "compare",
             KeyboardInterrupt(),
             130,
-            "interrupted; what was finished is kept; the same command continues from there",
+            "interrupted; finished work is kept; the same command continues from there",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_disk_that_fills_up_while_it_compares(tmp_path: Path, monkeypatch: Pat
         write_json(Path("out/results.json"), {})
 
     monkeypatch.setattr(call, "find_data", lambda *_, **__: find_task("digits"))
-    monkeypatch.setattr("relpos.cli.console.watching", working)
+    monkeypatch.setattr("relpos.cli.bar_display.watching", working)
     assert re.fullmatch(
         r"expected 3 bytes free for out/results\.json; got .* \(No space left on device\)\. Free some space\. "
         r"What was finished is kept; the same command continues from there\.",

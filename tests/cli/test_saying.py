@@ -72,7 +72,7 @@ def test_positions_have_a_line_each_where_it_fits(width: int, monkeypatch: pytes
     lines = file.getvalue().splitlines()
     if width >= 80:
         assert len(lines) == len(presets()) + 1
-        assert lines[-1] == "--long says what each is, and its source."
+        assert lines[-1] == "--long adds a description and the source of each."
 
 
 @pytest.mark.parametrize(

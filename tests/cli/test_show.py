@@ -79,14 +79,14 @@ def test_other_endings(name: str, begins: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("relative_1d --heads 1 --seed 3", ["Untrained: what is learned starts random (std 0.02, seed 3)"]),
-        ("alibi --heads 1 --seed 3", ["Nothing is learned"]),
+        ("relative_1d --heads 1 --seed 3", ["Untrained: initial random values (std 0.02, seed 3)"]),
+        ("alibi --heads 1 --seed 3", ["It has no learned parameters"]),
         (
             "t5",
             [
-                "Above as it starts (std 0.1, random), below trained on English text",
-                "T5Bias as it starts: bias",
-                "T5Bias trained: bias",
+                "Above: initial values (random, std 0.1). Below: an example trained on English text",
+                "T5Bias before training: bias",
+                "T5Bias after training: bias",
             ],
         ),
     ],
@@ -130,7 +130,7 @@ def test_the_explorer_has_every_position_and_example_and_begins_with_the_one_ask
 ) -> None:
     out = tmp_path / "explorer.html"
     main(["show", "t5+rotary_1d", "--page", str(out)])
-    assert capsys.readouterr().out == f"{len(presets()) + 1} positions to explore: {out}\n"
+    assert capsys.readouterr().out == f"Wrote an explorer of {len(presets()) + 1} positions: {out}\n"
     page = out.read_text(encoding="utf-8")
     assert '<option value="t5+rotary_1d" selected>' in page
     head, _, data = page.partition('id="data">')

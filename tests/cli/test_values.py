@@ -85,7 +85,9 @@ def test_an_empty_word_after_a_flag(refused: Refused) -> None:
 )
 def test_a_number_out_of_bounds(typed: str, least: int | str, most: str, refused: Refused) -> None:
     verb, option = typed.split()[0], typed.split()[-1]
-    given = {"9" * count: repr("9" * count) if count < 40 else f"one of {count:,} digits" for count in (20, 31, 5000)}
+    given = {
+        "9" * count: repr("9" * count) if count < 40 else f"a number of {count:,} digits" for count in (20, 31, 5000)
+    }
     given |= {} if isinstance(least, str) else {str(least - 1): repr(str(least - 1))}
     for number, shown in given.items():
         wanted = f"argument {option}: expected a whole number from {least} to {most}; got {shown}."

@@ -50,7 +50,7 @@ def test_jobs_are_every_choice_and_seed_and_no_other_rate() -> None:
 
 @pytest.mark.parametrize(("position", "name"), [("t5", "linear"), ("shaw", "linear"), ("cope", "flash")])
 def test_a_position_that_some_attention_lacks_is_refused_before_any_training(position: str, name: str) -> None:
-    with pytest.raises(ValueError, match=f"expected a position that {name} attention takes; got '{position}'"):
+    with pytest.raises(ValueError, match=f"expected a position that {name} attention supports; got '{position}'"):
         settings("attention", "text", positions=(position,), choices=("full", name))
     assert settings("attention", "text", positions=("t5",), choices=("full", "flash")).positions == ("t5",)
 
@@ -87,7 +87,7 @@ def test_what_an_optimizer_keeps_is_counted(name: str, kept: int) -> None:
         ({"what": "norm", "choices": ("layernom",)}, "a kind of norm among .*Did you mean 'layernorm'"),
         ({"what": "norm", "choices": ()}, "at least one choice; got none"),
         ({"what": "norm", "positions": ("none", "learned")}, "one position for all models of --what norm"),
-        ({"what": "position", "choices": ("full",)}, "--choices beside --what attention, norm or opt"),
+        ({"what": "position", "choices": ("full",)}, "--choices only with --what attention, norm or opt"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused(more: dict[str, Any], message: str) -> None:

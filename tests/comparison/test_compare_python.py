@@ -225,7 +225,7 @@ def test_a_closure_runs_here_and_a_line_says_so(by_step: Compared, tmp_path: Pat
     seed()
     step = own_model.step
     here, lines = compare(tmp_path / "out", build, WAVES, ["learned"], step=step, quick=True, batch_size=16)
-    assert any(re.match(r"All runs are in this process, since .*build", line) for line in lines)
+    assert any(re.match(r"All runs use this process, because .*build", line) for line in lines)
     assert here.models["learned", 0] is not None
     assert drawn() == expected, "random numbers outside go on as if nothing had been"
     assert torch.get_num_threads() == threads
@@ -286,7 +286,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "two": ({"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),
     "no set": ({"data": (WAVES[0], WAVES[1], 3)}, r"expected a dataset for test; got int 3\. Pass one with __len__"),
     "empty": ({"data": (WAVES[0], [], WAVES[2])}, r"expected a dataset for validation with items; got an empty one"),
-    "model": ({"data": WAVES}, r"expected a model beside these datasets; got none, and relpos's own take images"),
+    "model": ({"data": WAVES}, r"expected a model with these datasets \(relpos's own needs images"),
     "data": ({"data": 3}, r"expected data as a folder of images, .*; got int 3\."),
     "no figure": (
         ON_WAVES,
@@ -312,7 +312,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {**ON_WAVES, "step": own_model.step, "better": "lower", "evaluate": lambda model, split: 1 / 0},
         r"expected evaluate\(model, split\) to return a figure; got ZeroDivisionError: division by zero for the pos",
     ),
-    "better": ({"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' beside evaluate; got none"),
+    "better": ({"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' with evaluate; got none"),
     "what": ({"what": "norm", "model": own_model.build}, r"expected what='position' with a model, .*; got 'norm'"),
     "field": ({"recipe": {"weigth_decay": 1}}, r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean"),
     "bool": ({"recipe": {"shared_position": 3}}, r"the recipe's shared_position to be True or False; got int 3"),
@@ -320,7 +320,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "step file": ({"step": "mine.py"}, r"expected step\(model, batch\) as a function or FILE\.py:NAME; got 'mine\.py'"),
     "sophia": (
         {"step": own_model.step, "recipe": {"optimizer": "sophia-g"}},
-        r"expected adamw or lion with a step or evaluate of one's own; got sophia-g\.",
+        r"expected adamw or lion, with your own step or evaluate; got sophia-g\.",
     ),
 }
 

@@ -29,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 def test_its_own_position_comes_first_and_is_not_trained_twice(found: Compared) -> None:
     result, lines = found
     assert result.results.names == ["own", "none", "learned", "t5", "rotary_2d", "learned+relative_2d"]
-    assert "Left out relative_2d: within windows it is Swin's own." in lines
+    assert "Left out relative_2d: it is Swin's own position within windows." in lines
     own = result.results.mechanism("own")
     assert own.summary == "A table of offsets within each window (relative_2d)."
     counts = {run.position: run.parameters.position for run in result.results.records}

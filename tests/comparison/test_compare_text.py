@@ -84,7 +84,7 @@ def test_a_comparison_takes_six_a_dozen_or_all() -> None:
     every = settings(task, ("all",)).positions
     assert set(every) == {name for name, preset in presets().items() if 1 in preset.token_axes}
     assert set(standard) - set(every) <= {name for name in standard if "+" in name}
-    with pytest.raises(ValueError, match="expected positions that make sense on text for task text; got 'relative_2d'"):
+    with pytest.raises(ValueError, match="expected positions that suit text for task text; got 'relative_2d'"):
         settings(task, ("relative_2d",))
 
 

@@ -187,7 +187,7 @@ def test_a_comparison_that_is_not_taken_up_again_says_so(tmp_path: Path, monkeyp
     for _ in range(2):
         result, lines = compare(None, build, "digits", ["none"], quick=True, steps=1)
         folders.append(result.folder)
-        assert "A new comparison each time: model holds a _thread.lock, in which a change would not be seen." in lines
+        assert "Every call is a new comparison: model holds a _thread.lock, whose changes cannot be detected." in lines
         assert not any("is finished" in line for line in lines)
     assert folders[0] != folders[1]
 

@@ -29,5 +29,5 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert best == "learned"
     printed = "".join(text for _, text, _ in ran)
     assert "timm:vit_tiny_patch16_224 at the size of the data, with random weights." in printed
-    assert printed.count("All runs are in this process, since another could not be sent them: ") == 2
+    assert printed.count("All runs use this process, because the model or the data cannot be sent to another: ") == 2
     assert "VisionTransformer" in printed

@@ -30,7 +30,7 @@ def test_the_lowest_offset_stands_at_the_top_left() -> None:
     assert axes.images[0].get_extent() == [-1.5, 1.5, 1.5, -1.5]
     line = _bias(Learned("bias", layer=0, axes=1, along="bytes", offsets=[[0, 3]], values=[[1.0, 2.0, 3.0, 4.0]]))
     assert isinstance(line, Bars)
-    assert line.places.first == 0
+    assert line.along.first == 0
 
 
 def test_similarity_lies_as_the_patches_lie() -> None:

@@ -33,7 +33,7 @@ def test_alibi_over_offsets_and_over_pairs() -> None:
     assert isinstance(over, Bars)
     assert isinstance(pairs, Maps)
     slopes = (2**-4, 2**-8)
-    assert over.places.first == -4
+    assert over.along.first == -4
     np.testing.assert_allclose(over.values, [[-slope * abs(d) for d in range(-4, 5)] for slope in slopes])
     matrix = [[[-slope * abs(i - j) for j in range(5)] for i in range(5)] for slope in slopes]
     np.testing.assert_allclose(pairs.values, matrix)
@@ -66,7 +66,7 @@ def test_one_query_on_a_grid_is_a_map_over_keys() -> None:
 def test_a_one_dimensional_bias_on_a_grid_shows_its_raster_order_and_a_map() -> None:
     over, row = shown("relative_1d", relpos.Grid(3, 4))
     assert isinstance(over, Bars)
-    assert "raster" in over.places.label
+    assert "raster" in over.along.label
     assert over.values.shape == (2, 23)
     assert isinstance(row, Maps)
     # The middle patch is number 6: key 0 is at offset 6, key 11 at offset -5.
@@ -91,7 +91,7 @@ def test_a_rotation_is_its_angles_and_the_score_it_leaves() -> None:
     np.testing.assert_allclose(cosine.values, [[[math.cos(n * w) for n in range(6)] for w in bands]], atol=1e-6)
     mean = [[sum(math.cos(d * w) for w in bands) / 4 for d in range(-5, 6)]]
     np.testing.assert_allclose(score.values, mean, atol=1e-6)
-    assert score.places.first == -5
+    assert score.along.first == -5
     assert cosine.limit == 1.0
 
 

@@ -45,7 +45,7 @@ def at(one: Stored, *offset: int) -> Any:
     """What the first picture has at an offset, for every head."""
     (picture,) = one.pictures
     if isinstance(picture, Bars):
-        return picture.values[:, int(offset[0] - picture.places.first)]
+        return picture.values[:, int(offset[0] - picture.along.first)]
     return picture.values[:, int(offset[0] - picture.rows.first), int(offset[1] - picture.columns.first)]
 
 
@@ -72,9 +72,9 @@ def test_t5(distance: int, tmp_path: Path) -> None:
             for j in range(i + 1 if stack is model.decoder else count):
                 assert np.allclose(at(one, i - j), dense[:, i, j])
     assert encoder.name == "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert decoder.pictures[0].places.first == 0  # type: ignore[union-attr]
+    assert decoder.pictures[0].along.first == 0  # type: ignore[union-attr]
     (unsaid, _), _ = stored_positions(open_tensors(tmp_path), {})
-    assert "Drawn for a largest distance of 128, T5's own: the weights do not say it." in unsaid.note
+    assert "Drawn for a largest distance of 128, as in T5: the weights do not contain it." in unsaid.note
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -115,7 +115,7 @@ def test_deberta(tmp_path: Path) -> None:
     bars, maps = one.pictures
     vectors = model.encoder.rel_embeddings.weight.detach().double()
     assert isinstance(bars, Bars)
-    assert (bars.places.first, one.heads, one.offsets) == (-8, 0, "buckets \N{MINUS SIGN}8 to +7")
+    assert (bars.along.first, one.heads, one.offsets) == (-8, 0, "buckets \N{MINUS SIGN}8 to +7")
     where = imported("transformers.models.deberta_v2.modeling_deberta_v2").build_relative_position(
         torch.zeros(1, 5, 16), torch.zeros(1, 5, 16), bucket_size=8, max_position=32
     )
@@ -145,7 +145,7 @@ def test_deberta_with_a_norm_of_its_vectors(eps: float, tmp_path: Path) -> None:
     bars, _ = one.pictures
     assert isinstance(bars, Bars)
     assert np.allclose(bars.values[0], vectors.norm(dim=1).numpy(), rtol=1e-5)
-    assert one.note.endswith("Drawn after encoder.LayerNorm, through which they pass.")
+    assert one.note.endswith("Drawn after encoder.LayerNorm, which the model applies to them.")
     (unsaid,), _ = stored_positions(open_tensors(tmp_path), {})
     assert np.allclose(unsaid.pictures[0].values[0], bars.values[0], rtol=1e-5) == (eps == 1e-7)
 
@@ -166,7 +166,7 @@ def test_sam(tmp_path: Path) -> None:
         assert isinstance(bars, Bars)
         for i in range(4):
             for j in range(4):
-                assert bars.values[0, int(i - j - bars.places.first)] == pytest.approx(float(met[i, j].norm()))
+                assert bars.values[0, int(i - j - bars.along.first)] == pytest.approx(float(met[i, j].norm()))
 
 
 def _gpt2() -> Any:
@@ -225,7 +225,7 @@ def test_a_table_that_is_switched_off_is_not_drawn(tmp_path: Path) -> None:
     relpos.replace_position(model.encoder, "relative_1d", init_std=0.5)
     found, left = stored_positions(kept(model.state_dict(), tmp_path), {})
     own = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    assert left == [(f"encoder.{own}", "it is switched off: encoder.positions stand in its place")]
+    assert left == [(f"encoder.{own}", "it is not used: encoder.positions replace it")]
     assert [one.name.startswith("encoder.positions.") for one in found] == [True, True, False]
     assert found[2].name == f"decoder.{own}", "the decoder's own stays on"
 
@@ -239,7 +239,7 @@ def test_a_table_of_a_grid_in_a_model_that_says_nothing_of_its_tokens(tmp_path: 
     relpos.replace_position(model, "relative_2d", coordinates=relpos.Grid(4, 4), init_std=0.5)
     (one,) = found_in(model, tmp_path)
     assert one.kind == "table of a sequence or a grid"
-    assert "no name says whether tokens are a sequence or a grid" in one.note
+    assert "no name shows whether tokens are a sequence or a grid" in one.note
     _, maps = one.pictures
     assert isinstance(maps, Maps)
     dense = model.positions[0].mechanisms[0]().detach().numpy()
@@ -253,7 +253,7 @@ def test_a_table_of_a_sequence_in_a_model_that_says_nothing_of_its_tokens(tmp_pa
     relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(12), init_std=0.5)
     (one,) = found_in(model, tmp_path)
     assert (one.kind, len(one.pictures)) == ("table of a sequence", 1)
-    assert one.note == "Drawn as a sequence's: no name says whether tokens are a sequence or a grid."
+    assert one.note == "Drawn for a sequence: no name shows whether tokens are a sequence or a grid."
 
 
 @pytest.mark.parametrize("other", ["encoder.patch_embed.weight", "dispatch.weight", "decoder.lm_patch.weight"])
@@ -271,7 +271,7 @@ def test_buckets_of_patches_are_left_out(tmp_path: Path) -> None:
         "decoder.embed_tokens.weight": torch.zeros(3, 4),
     }  # fmt: skip
     found, ((_, reason),) = stored_positions(kept(state, tmp_path), {})
-    assert (found, reason) == ([], "distances on a grid are not known from it")
+    assert (found, reason) == ([], "it does not determine distances on a grid")
 
 
 def test_models_of_relpos(tmp_path: Path) -> None:
@@ -301,15 +301,15 @@ def test_what_is_left_out_says_why(tmp_path: Path) -> None:
         {},
     )
     assert not found
-    no_window = "its 35 rows are those of no square window, and no relative_position_index is stored"
+    no_window = "its 35 rows fit no square window, and no relative_position_index is stored"
     assert dict(left) == {
         "a.relative_position_bias_table": no_window,
         "b.relative_position_bias_table": "it has values that are not finite",
         "c.rel_pos_h": "it has 4 rows, an even number",
         "d.rel_embeddings.weight": "it has 3 rows, an odd number",
         "e.rel_embeddings": "it has 1 axes, not 2",
-        "f.relative_attention_bias": "no name says whether an encoder or a decoder has it",
-        "g.relative_attention_bias": "no name says whether an encoder or a decoder has it",
+        "f.relative_attention_bias": "no name shows whether it belongs to an encoder or a decoder",
+        "g.relative_attention_bias": "no name shows whether it belongs to an encoder or a decoder",
     }
     _, ((_, reason),) = stored_positions(kept({"encoder.relative_attention_bias": torch.zeros(31, 2)}, tmp_path), {})
     assert "num_buckets" in reason

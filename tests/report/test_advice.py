@@ -55,7 +55,7 @@ def test_times_whose_quartiles_overlap_name_nobody_who_costs_least(make: Any) ->
 
 def test_two_seeds_are_called_few(make: Any) -> None:
     def said(seeds: int) -> bool:
-        return any(one.startswith("Two seeds say little") for one in of(make(("none", "t5"), seeds=seeds)).cautions)
+        return any(one.startswith("Two seeds are few") for one in of(make(("none", "t5"), seeds=seeds)).cautions)
 
     assert [said(seeds) for seeds in (1, 2, 3)] == [False, True, False]
 
@@ -86,7 +86,7 @@ def test_one_seed_decides_nothing(make: Any) -> None:
     assert not any("flip" in note for note in of(make(("none", "relative_2d", "learned"), seeds=1)).notes)
     half = make(("none", "relative_2d"))
     half["records"] = [record for record in half["records"] if record["seed"] == 0]
-    assert of(half).lines[0] == "Undecided while one seed alone has finished: run the same command with --seeds 3."
+    assert of(half).lines[0] == "Undecided while only one seed has finished: run the same command with --seeds 3."
 
 
 def test_a_quick_run_says_that_it_works_and_ranks_nothing(make: Any) -> None:
@@ -106,16 +106,16 @@ def test_position_may_not_matter(make: Any, share: Any) -> None:
 
     found = alike(400)
     assert found.lines[0].startswith("Position does not matter on these data: every mechanism is tied with none ")
-    assert found.lines[1].startswith("At most 0.7 points are to be gained.")
+    assert found.lines[1].startswith("Another position would gain at most 0.7 points.")
     few = alike(30).lines
     assert few[0].startswith("Undecided: none is tied with the best "), "30 images leave more open"
-    assert few[0].endswith("but up to 9.5 points may be hidden.")
+    assert few[0].endswith("but a gain of up to 9.5 points is possible.")
 
 
 def test_nothing_above_chance(make: Any) -> None:
     at = {"test": 0.1, "shift/1": 0.1, "shift/2": 0.1, "shift/3": 0.1, "canvas": {"as is": 0.1}}
     found = of(make(("none", "rotary_2d"), accuracy={"none": at, "rotary_2d": at}))
-    assert found.lines[0].startswith("Nothing does better than chance (10.0%) on the test images: the highest is ")
+    assert found.lines[0].startswith("Nothing is better than chance (10.0%) on the test images: the best is ")
     assert found.lines[1] == "Train longer (--steps), or check the labels."
 
 
@@ -125,7 +125,7 @@ def test_too_few_images_to_tell_from_chance(make: Any, share: Any) -> None:
         share(results, name, "test", (0.5, 1.0))
     found = of(results)
     assert found.lines[0].startswith("Undecided: ")
-    assert found.lines[0].endswith(" (75.0%) on the test images, but by its interval chance (10.0%) too.")
+    assert found.lines[0].endswith(" (75.0%) on the test images, but its interval includes chance (10.0%).")
     assert found.lines[1] == "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."
 
 
@@ -143,7 +143,7 @@ def test_less_than_two_is_no_comparison(make: Any) -> None:
     begun["records"] = []
     found = of(begun)
     assert found.lines == ("There is nothing to compare yet.",)
-    assert found.cautions == ("Unfinished: 9 of the training runs asked for are not there yet.",)
+    assert found.cautions == ("Unfinished: 9 of the requested training runs are missing.",)
 
 
 def test_what_diverged_is_said_and_the_rest_compared(make: Any) -> None:
@@ -154,8 +154,8 @@ def test_what_diverged_is_said_and_the_rest_compared(make: Any) -> None:
         "it has no figure.",
     )
     some = of(diverge(make(), "learned", seeds=(1,)))
-    assert some.cautions[0].endswith("its figures are of the others alone.")
-    assert some.cautions[1] == "Seed 1 is left out on the test images: not everything has finished there."
+    assert some.cautions[0].endswith("its figures are only from the others.")
+    assert some.cautions[1] == "Seed 1 is left out on the test images: not all runs have finished."
     every = of(diverge(make(), "none", "learned", "relative_2d"))
     assert every.lines == ("Every training run diverged.",)
 

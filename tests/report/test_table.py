@@ -124,5 +124,5 @@ def test_a_terminal_cuts_no_name_and_keeps_what_decides(make: Any, width: int) -
 def test_a_terminal_says_what_the_page_opens_with() -> None:
     text = " ".join(" ".join(printed(make_text(("none", "t5", "alibi")))).split())
     assert "Choose t5" in text
-    assert "Bits per byte, fewer are better" in text
+    assert "Bits per byte, lower is better" in text
     assert "Choose full: 90.2% on the test images" in " ".join(" ".join(printed(make_choices())).split())

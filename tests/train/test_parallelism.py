@@ -283,7 +283,7 @@ def test_a_process_that_is_gone(tmp_path: Path, loaded: Loaded) -> None:
     errors = _errors(log.read_text())
     assert len(errors) <= 1  # the other may be ended before it has noticed
     for line in errors:
-        assert "another process has ended, or does not answer; what checkpoints hold is kept" in line
+        assert "another process ended or does not respond; checkpoints are kept" in line
 
 
 BEREAVED = """

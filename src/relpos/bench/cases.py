@@ -118,9 +118,9 @@ def _line(n: int, what: CasePass = "step", dtype: CaseDtype = "float32", *, caus
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _EVERY_OTHER = LENGTHS[::2]
-_SIDES = (14, 32, 64)
+_GRIDS = (14, 32, 64)
 _WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
-"""The side of a window, and the number of windows."""
+"""The height and width of a window, and the number of windows."""
 
 
 EVERY, EVERY_GPU = "all", "gpu"
@@ -137,7 +137,7 @@ _GPU_TOKENS = 65536
 def families() -> dict[str, tuple[Case, ...]]:
     """The named sets of cases on CPU."""
     both: tuple[CasePass, CasePass] = ("forward", "step")
-    windows = tuple(Case("grid", (side, side), what, batch=batch) for side, batch in _WINDOWS for what in both)
+    windows = tuple(Case("grid", (size, size), what, batch=batch) for size, batch in _WINDOWS for what in both)
     vectors = (
         *(Case(position, (2048,), "step", layer=True) for position in VECTORS),
         Case("deberta", (512,), "step", layer=True),
@@ -162,8 +162,8 @@ def families() -> dict[str, tuple[Case, ...]]:
             *(_line(n, what, "bfloat16") for what in both for n in _EVERY_OTHER),
         ),
         "grids": (
-            *(Case("grid", (side, side), what, prefix=1) for what in both for side in _SIDES),
-            *(Case("grid", (side, side), "step", "bfloat16", prefix=1) for side in _SIDES),
+            *(Case("grid", (size, size), what, prefix=1) for what in both for size in _GRIDS),
+            *(Case("grid", (size, size), "step", "bfloat16", prefix=1) for size in _GRIDS),
         ),
         "windows": windows,
         "small": (
@@ -199,9 +199,9 @@ def gpu_families() -> dict[str, tuple[Case, ...]]:
     both: tuple[CasePass, CasePass] = ("forward", "step")
     half: dict[str, Any] = {"dtype": "bfloat16", "device": "cuda"}
     windows = tuple(
-        Case("grid", (side, side), what, batch=_GPU_BATCH, **half) for side in _GPU_WINDOWS for what in both
+        Case("grid", (size, size), what, batch=_GPU_BATCH, **half) for size in _GPU_WINDOWS for what in both
     )
-    grids = tuple(Case("grid", (side, side), what, prefix=1, **half) for side in _SIDES for what in both)
+    grids = tuple(Case("grid", (size, size), what, prefix=1, **half) for size in _GRIDS for what in both)
     lengths = tuple(
         Case("line", (n,), what, causal=causal, head_dim=width, **half)
         for n in GPU_LENGTHS

@@ -71,7 +71,7 @@ class CallKind:
 def kinds(n: int) -> tuple[CallKind, ...]:
     """All kinds of calls, with about n tokens."""
     line, full = Sequence(n), Sequence(n // 128 * 128 + 128)
-    side = int(n**0.5)
+    size = int(n**0.5)
     token = torch.arange(n)
 
     def table(length: int = n, prefix: int = 0) -> Callable[[], Mechanism]:
@@ -83,7 +83,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
     segments = torch.where(token < n - 9, token * 4 // n, -1)
     some = Mask(left=n // 4, right=3, query_global=token < 2, key_global=token < 2)
     blocks = Mask(blocks=Blocks((torch.arange(-(-n // 16))[:, None] + torch.arange(-(-n // 16)))[None] % 3 > 0, 16))
-    places = Positions(token * 17 % n, low=0, high=n - 1)
+    irregular = Positions(token * 17 % n, low=0, high=n - 1)
     return (
         CallKind("no position", None, line),
         CallKind("causal, width 128, full tiles", None, full, mask=Mask.causal(), width=128),
@@ -98,11 +98,11 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         CallKind("1-D bias, shared keys", table(), line, shared=True),
         CallKind("1-D bias, width 128", table(), line, width=128),
         CallKind("buckets, other queries", lambda: T5Bias(_HEADS, scaled=True), Sequence(n // 2, start=n // 3), line),
-        CallKind("buckets, irregular places", lambda: T5Bias(_HEADS, scaled=True), places),
+        CallKind("buckets, irregular positions", lambda: T5Bias(_HEADS, scaled=True), irregular),
         CallKind(
             "2-D bias, prefix",
-            lambda: RelativePositionBias(_HEADS, window_size=(side, side), prefix=1),
-            Grid(side, side, prefix=1),
+            lambda: RelativePositionBias(_HEADS, window_size=(size, size), prefix=1),
+            Grid(size, size, prefix=1),
         ),
         CallKind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
         CallKind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
@@ -116,7 +116,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         CallKind("Shaw's vectors", lambda: ShawPosition(_WIDTH), line),
         CallKind("DeBERTa's vectors", lambda: DisentangledPosition(_HEADS, _WIDTH, 32), line),
         CallKind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
-        CallKind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (side, side)), Grid(side, side)),
+        CallKind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (size, size)), Grid(size, size)),
         CallKind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
         CallKind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
         CallKind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
@@ -151,10 +151,10 @@ def _position(kind: CallKind, dtype: torch.dtype, generator: torch.Generator) ->
         made = made.terms(kind.queries, kind.keys)
 
     def leaf(x: Tensor) -> Tensor:
-        own = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
+        copy = x.detach().double() if dtype == torch.float64 and x.is_floating_point() else x.detach().clone()
         if x.is_leaf and x.requires_grad:  # a parameter without a mechanism
-            own.normal_(0, 1, generator=generator)
-        return own.requires_grad_(x.requires_grad)
+            copy.normal_(0, 1, generator=generator)
+        return copy.requires_grad_(x.requires_grad)
 
     terms: Terms = pytree.tree_map_only(Tensor, leaf, made if isinstance(made, Terms) else Terms(made))
     return terms
@@ -223,7 +223,9 @@ def check(
                 for engine in asked:
                     names = str(device), engine, str(dtype).removeprefix("torch."), kind.name
                     if engine == "sdpa" and kind.dropout:
-                        yield EngineRow(*names, lack="dropout by the counter of the others: it draws PyTorch's own")
+                        yield EngineRow(
+                            *names, lack="dropout with the random numbers of the other engines: it uses PyTorch's"
+                        )
                         continue
                     try:
                         yield EngineRow(*names, found=difference(engine, wanted, device))
@@ -235,8 +237,8 @@ def check(
 
 def count(asked: Many[str], *, only: Many[torch.device] | None = None) -> int:
     """The number of rows that `check` yields."""
-    found = devices() if only is None else only
-    return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in found)
+    wanted = devices() if only is None else only
+    return sum(len(kinds(TOKENS[device.type])) * len(DTYPES) * len(asked) for device in wanted)
 
 
 def versions() -> str:
@@ -260,7 +262,7 @@ def render(rows: Many[EngineRow], *, every: bool = False) -> str:
     """
     heads = ["output", "gradient", "verdict", "time"]
     table, tables = [["engine", "on", "dtype", "calls", *heads]], []
-    for names, group in groupby(sorted(rows, key=_place), key=lambda row: (row.engine, row.device, row.dtype)):
+    for names, group in groupby(sorted(rows, key=_order), key=lambda row: (row.engine, row.device, row.dtype)):
         ran = [row for row in group if row.lack is None]
         if ran:
             table.append([*names, str(len(ran)), *_summary(ran)])
@@ -272,11 +274,14 @@ def render(rows: Many[EngineRow], *, every: bool = False) -> str:
 
 def _summary(rows: Many[EngineRow]) -> list[str]:
     """The largest differences of output and gradients, the verdict, and the time."""
-    found = [row.found for row in rows if row.found is not None]
-    far = [f"{max(x):.1e}" if x else "" for x in ([one.output for one in found], [one.gradients for one in found])]
+    differences = [row.found for row in rows if row.found is not None]
+    far = [
+        f"{max(x):.1e}" if x else ""
+        for x in ([one.output for one in differences], [one.gradients for one in differences])
+    ]
     wrong = sum(row.fault is not None for row in rows)
     verdict = "agrees" if not wrong else "DIFFERS" if len(rows) == 1 else f"{wrong} differ"
-    seconds = sum(one.seconds for one in found)
+    seconds = sum(one.seconds for one in differences)
     return [*far, verdict, f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"]
 
 
@@ -286,7 +291,7 @@ def _draw(table: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(x.ljust(w) for x, w in zip(line, wide, strict=True)) + " |" for line in lines)
 
 
-def _place(row: EngineRow) -> tuple[int, str, int]:
+def _order(row: EngineRow) -> tuple[int, str, int]:
     """A sort key: engine, in the order that `auto` tries them, then device and dtype."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     return list(backends()).index(row.engine), row.device, dtypes.index(row.dtype)
@@ -294,7 +299,7 @@ def _place(row: EngineRow) -> tuple[int, str, int]:
 
 def _explained(rows: Many[EngineRow]) -> str:
     """The differences, and the calls that each engine left out."""
-    said = [f"{row.engine}, {row.device}, {row.dtype}, {row.kind}: {row.fault}" for row in rows if row.fault]
+    lines = [f"{row.engine}, {row.device}, {row.dtype}, {row.kind}: {row.fault}" for row in rows if row.fault]
     lacks: dict[tuple[str, str], list[str]] = {}
     ran = {(row.engine, row.device) for row in rows if row.lack is None}
     for row in rows:
@@ -304,5 +309,5 @@ def _explained(rows: Many[EngineRow]) -> str:
     for (engine, device), reasons in lacks.items():
         if reasons:
             left_out = "left out" if (engine, device) in ran else "not run"
-            said.append(f"{engine}, {device}, {left_out} for want of: {'; '.join(reasons)}")
-    return "\n".join(textwrap.fill(f"- {one}", 80, subsequent_indent="  ", break_long_words=False) for one in said)
+            lines.append(f"{engine}, {device}, {left_out}, not supported: {'; '.join(reasons)}")
+    return "\n".join(textwrap.fill(f"- {one}", 80, subsequent_indent="  ", break_long_words=False) for one in lines)

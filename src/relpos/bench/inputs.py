@@ -91,12 +91,12 @@ def setting(case: Case) -> tuple[Mechanism | None, Sequence | Grid, Mask | None]
 
 def make(case: Case, dtype: torch.dtype | None = None) -> Inputs:
     """The inputs of a case; `dtype` replaces its own, but the values are still rounded to the case's dtype."""
-    own: torch.dtype = getattr(torch, case.dtype)
+    case_dtype: torch.dtype = getattr(torch, case.dtype)
     generator = torch.Generator().manual_seed(1)
     learns = case.what == "step"
 
     def random(*shape: int) -> Tensor:
-        x = torch.randn(*shape, generator=generator).to(own)
+        x = torch.randn(*shape, generator=generator).to(case_dtype)
         return x.to(case.device) if dtype is None else x.to(case.device, dtype)
 
     position, tokens, mask = setting(case)

@@ -1,7 +1,7 @@
 """Time, with peers interleaved round by round, and peak memory, with each peer in a separate process.
 
 Each peer runs once per round, and the order rotates from round to round. Ratios are computed within a round, so that a
-machine that slows down affects both sides. The functions here run in worker processes: plain values in and out.
+machine that slows down affects both times. The functions here run in worker processes: plain values in and out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def lacks_room(peer: Peer, case: Case, available: int | None) -> str | None:
     wanted = peer.needs(case)
     if available is None or wanted <= _SHARE * available:
         return None
-    return f"not tried: takes about {wanted / _GIB:.0f} GiB, and {available / _GIB:.0f} are free"
+    return f"not tried: needs about {wanted / _GIB:.0f} GiB, {available / _GIB:.0f} GiB are free"
 
 
 def unable(peer: Peer, case: Case, available: int | None) -> str | None:

@@ -148,8 +148,8 @@ def _t5(inputs: Inputs) -> Workload:
     module = modeling.T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     module = module.to(**_as_tokens(inputs))
     n = case.count
-    own = _as_tokens(inputs)
-    mask = torch.full((n, n), torch.finfo(own["dtype"]).min, **own).triu(1) if case.causal else None
+    like_tokens = _as_tokens(inputs)
+    mask = torch.full((n, n), torch.finfo(like_tokens["dtype"]).min, **like_tokens).triu(1) if case.causal else None
 
     def forward(x: Tensor) -> Tensor:
         output: Tensor = module(x, mask=mask)[0]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,13 +108,8 @@ def engine_peer(engine: str) -> Peer:
         queries = None if inputs.position is None else inputs.queries
         keys = None if queries is None or inputs.case.queries is None else inputs.tokens
 
-        def forward() -> Tensor:
-            output = attention(
-                q, k, v, position=inputs.position, queries=queries, keys=keys, mask=inputs.mask, backend=engine
-            )
-            assert isinstance(output, Tensor)
-            return output
-
+        options = {"position": inputs.position, "queries": queries, "keys": keys, "mask": inputs.mask}
+        forward: Any = partial(attention, q, k, v, **options, backend=engine)
         return _step(inputs, forward, taken(inputs.case, engine))
 
     def needs(case: Case) -> int:
@@ -187,13 +183,11 @@ def _free(inputs: Inputs, kernel: SDPBackend | None = None) -> Workload:
         with nullcontext() if kernel is None else sdpa_kernel(kernel):
             return F.scaled_dot_product_attention(q, k, v, is_causal=inputs.case.causal)
 
-    work = _step(inputs, forward)
-    return Workload(work.forward, work.leaves[:3], work.gradient)
+    return _step(replace(inputs, position=None), forward)
 
 
 def _free_ours(inputs: Inputs) -> Workload:
-    work = engine_peer("triton").build(replace(inputs, position=None))
-    return Workload(work.forward, work.leaves, work.gradient)
+    return replace(engine_peer("triton").build(replace(inputs, position=None)), backend=None)
 
 
 def _dense(inputs: Inputs) -> Workload:
@@ -239,21 +233,19 @@ def _ready(inputs: Inputs) -> Workload:
 
 def _terms(inputs: Inputs) -> Workload:
     assert inputs.position is not None
-    q, k, v = inputs.qkv
-    terms = inputs.position.terms(inputs.queries, inputs.tokens)
-
-    def forward() -> Tensor:
-        output = attention(q, k, v, position=terms)
-        assert isinstance(output, Tensor)
-        return output
-
+    forward: Any = partial(attention, *inputs.qkv, position=inputs.position.terms(inputs.queries, inputs.tokens))
     return Workload(forward)
 
 
-def _decoding(inputs: Inputs) -> Workload:
+def _with_own_position(inputs: Inputs) -> tuple[Mechanism, Workload]:
+    """A copy of the position, and relpos's work with it."""
     position = copy.deepcopy(inputs.position)
     assert position is not None
-    work = engine_peer("auto").build(replace(inputs, position=position))
+    return position, engine_peer("auto").build(replace(inputs, position=position))
+
+
+def _decoding(inputs: Inputs) -> Workload:
+    position, work = _with_own_position(inputs)
     scopes = ExitStack()
     scopes.enter_context(decoding(position))
 
@@ -265,9 +257,7 @@ def _decoding(inputs: Inputs) -> Workload:
 
 def _after(inputs: Inputs, first: Callable[[Mechanism], None]) -> Workload:
     """relpos, calling `first` on its own copy of the position before each call; `first` is part of the time."""
-    position = copy.deepcopy(inputs.position)
-    assert position is not None
-    work = engine_peer("auto").build(replace(inputs, position=position))
+    position, work = _with_own_position(inputs)
 
     def forward() -> Tensor:
         first(position)

@@ -81,10 +81,10 @@ def picture(results: Mapping[str, Any], what: str) -> Figure:
     with drawing(ink=INK, size=10.0):
         figure = Figure(figsize=(11.5, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _panel(left, ratios, titles, "times the time of bias-free SDPA", (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+        _panel(left, ratios, titles, "time relative to bias-free SDPA", (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
         _panel(right, extra, titles, "extra memory, MiB", (1.0,))
-        left.set_title("Time, relative", loc="left", weight="bold")
-        right.set_title("Memory beside the inputs", loc="left", weight="bold")
+        left.set_title("Relative time", loc="left", weight="bold")
+        right.set_title("Memory in addition to the inputs", loc="left", weight="bold")
         words = {"step": "training step", "forward": "forward"}[what]
         figure.supxlabel(
             f"tokens N   (attention with a learned line bias, {words}, {USUAL[_device(results)]}, 8 heads of 64, "
@@ -100,10 +100,10 @@ def _device(results: Mapping[str, Any]) -> str:
 
 def where(results: Mapping[str, Any]) -> str:
     """The hardware and PyTorch version of a run, in one line."""
-    found = results["environment"]
+    environment = results["environment"]
     if _device(results) == "cuda":
-        return f"{found['device']}, driver {found['driver']}, PyTorch {found['torch']}"
-    return f"{found['processor']}, {results['settings']['threads']} threads, PyTorch {found['torch']}"
+        return f"{environment['device']}, driver {environment['driver']}, PyTorch {environment['torch']}"
+    return f"{environment['processor']}, {results['settings']['threads']} threads, PyTorch {environment['torch']}"
 
 
 def _panel(
@@ -140,17 +140,17 @@ def _name_ends(axes: Axes, lines: Mapping[str, Points], titles: Mapping[str, str
     axes.set_ylim(*np.exp([low, high]))
     apart = (high - low) * 0.06
     ends = sorted((np.log(points[-1][1]), peer) for peer, points in lines.items())
-    places: list[float] = []
-    for height, _ in ends:
-        places.append(max(height, places[-1] + apart) if places else height)
-    over = max(0.0, places[-1] - high) if places else 0.0
-    for place, (_, peer) in zip(places, ends, strict=True):
+    heights: list[float] = []
+    for end, _ in ends:
+        heights.append(max(end, heights[-1] + apart) if heights else end)
+    over = max(0.0, heights[-1] - high) if heights else 0.0
+    for height, (_, peer) in zip(heights, ends, strict=True):
         n, value = lines[peer][-1]
         colour = LOOKS.get(peer, ("#444444",))[0]
         axes.annotate(
             titles.get(peer, peer),
             (n, value),
-            (ticks[-1] * 1.18, float(np.exp(place - over))),
+            (ticks[-1] * 1.18, float(np.exp(height - over))),
             color=colour,
             fontsize=9,
             weight="bold" if peer == "relpos-auto" else "normal",

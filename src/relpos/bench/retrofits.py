@@ -72,7 +72,7 @@ def compare_retrofit(
             progress(f"{'images' if length is None else length}, round {turn + 1} of {rounds}")
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
                 times[index].append(_timed(pair[index], inputs, train))
-        ratio = statistics.median(theirs / own for theirs, own in zip(*times, strict=True))
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(*times, strict=True))
         medians = [statistics.median(one) for one in times]
         timings.append(RetrofitTiming(length, medians[0], medians[1], ratio, memory[0], memory[1]))
     return report, timings

@@ -54,14 +54,14 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         if not self.cases:
-            fail("at least one case", "none", "Name some; relpos bench --list has them.")
+            fail("at least one case", "none", "Name some; relpos bench --list prints them.")
         if self.engines is not None and not self.engines:
             fail("at least one engine", "none", "Name some, e.g. --engines auto,streaming.")
         for engine in self.engines or ():
             require_name(engine, all_engines(), "an engine")
         devices = {case.device for case in self.cases}
         if len(devices) > 1:
-            fail("cases of one device", " and ".join(sorted(devices)), "Run them apart.")
+            fail("cases of one device", " and ".join(sorted(devices)), "Run them in two commands.")
         if self.device == "cuda" and not torch.cuda.is_available():
             fail("a CUDA device for these cases", "none", "Leave out the cases whose name ends in cuda.")
         require_int(self.repeats, "repeats", at_least=1)
@@ -97,8 +97,8 @@ class BenchSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with a fingerprint of the measured source."""
-        own = {name: value for name, value in asdict(self).items() if name != "cases"}
-        return {**own, "cases": [case.name for case in self.cases], "source": fingerprint()}
+        others = {name: value for name, value in asdict(self).items() if name != "cases"}
+        return {**others, "cases": [case.name for case in self.cases], "source": fingerprint()}
 
 
 def fingerprint() -> str:
@@ -113,25 +113,25 @@ def fingerprint() -> str:
 
 def surroundings(device: str) -> dict[str, Any]:
     """Versions and hardware, with the peers' versions."""
-    found: dict[str, Any] = asdict(environment(device))
+    versions: dict[str, Any] = asdict(environment(device))
     for name in ("transformers", "timm", "triton"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+            versions[name] = None
     if device == "cuda":
-        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver()}
-    return {**found, "capability": torch.backends.cpu.get_cpu_capability()}
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver()}
+    return {**versions, "capability": torch.backends.cpu.get_cpu_capability()}
 
 
 def _driver() -> str | None:
     """The version of NVIDIA's driver; None without its tool."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+        versions = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[0] if said else None
+    return versions[0] if versions else None
 
 
 def _memory_name(case: Case, peer: str) -> str:
@@ -154,13 +154,13 @@ class Bench:
         settings, engines = self.settings, self.settings.engines_of(case)
         label = f"time {case.name}"
         timing = (case, engines, settings.repeats, settings.threads)
-        found = [WorkerTask(f"time--{case.name}", time_case, timing, True, label=label)]
+        work = [WorkerTask(f"time--{case.name}", time_case, timing, True, label=label)]
         for peer in peers_of(case, engines) if settings.memory and case.device == "cpu" else ():
             if peer.name != ROOFLINE:
                 arguments = (case, peer.name, engines, settings.threads)
                 label = f"measure memory of {case.name}, {peer.title}"
-                found.append(WorkerTask(_memory_name(case, peer.name), memory_of, arguments, label=label))
-        return [task for task in found if not self.store.finished(task.name)]
+                work.append(WorkerTask(_memory_name(case, peer.name), memory_of, arguments, label=label))
+        return [task for task in work if not self.store.finished(task.name)]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> dict[str, Any]:
         """Do the remaining work and return the results; peers that are red or not tried get no memory measurement."""
@@ -193,7 +193,7 @@ class Bench:
                 watch(Event(task, "finished"))
 
     def _killed(self, task: WorkerTask) -> Any:
-        reason = "the process was ended, most likely for memory"
+        reason = "the process was killed, most likely because memory ran out"
         if task.function is memory_of:
             return reason
         case, engines = task.arguments[:2]
@@ -211,7 +211,7 @@ class Bench:
 
     def entries(self) -> list[dict[str, Any]]:
         """All measurements so far, case by case."""
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for case in self.settings.cases:
             if not self.store.has(f"time--{case.name}"):
                 continue
@@ -222,8 +222,8 @@ class Bench:
                     entry["reason"] = entry["reason"] or f"memory: {memory}"
                 else:
                     entry["extra_mib"] = memory
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def results(self) -> dict[str, Any]:
         """All finished work so far."""

@@ -48,8 +48,8 @@ def _ratio(entry: Mapping[str, Any]) -> str:
 
 def _table(*headings: tuple[str, str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    for heading, side in headings:
-        table.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
+    for heading, justify in headings:
+        table.add_column(heading, justify="right" if justify == "right" else "left", overflow="fold")
     return table
 
 
@@ -74,13 +74,15 @@ def entries_tables(results: BenchResults) -> Group:
             ms = "" if entry["ms"] is None else _milliseconds(entry["ms"]["median"])
             table.add_row(Text(f"  {entry['title']}{takes}"), ms, _ratio(entry), extra)
         parts += [table, *reasons, Text()]
-    parts.append(Text("Ratios are to bias-free attention in the same round; of a layer with vectors, to DeBERTa-v2."))
+    parts.append(
+        Text("Ratios are relative to bias-free attention in the same round; for a layer with vectors, to DeBERTa-v2.")
+    )
     return Group(*parts)
 
 
 def targets_table(results: BenchResults) -> Table:
     """For each target: the goal, the figure, and whether it is met."""
-    table = _table(("target", "left"), ("against", "left"), ("asked", "right"), ("reached", "right"), ("met", "left"))
+    table = _table(("target", "left"), ("against", "left"), ("at most", "right"), ("reached", "right"), ("met", "left"))
     for row in results["targets"]:
         met = {True: Text("yes", style="green"), False: Text("no", style="red"), None: Text(row["reason"] or "")}
         reached = "" if row["reached"] is None else f"{row['reached']:.3f}"

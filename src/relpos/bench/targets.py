@@ -105,7 +105,7 @@ def _small() -> tuple[Target, ...]:
 
 def _on_gpu() -> tuple[Target, ...]:
     """GPU targets: 8 heads, bfloat16."""
-    found: list[Target] = []
+    rows: list[Target] = []
     ours, flash, best = "our kernel without bias", "bias-free SDPA, flash", "bias-free SDPA, the best"
     for what, words, of_ours, of_flash, of_best in (
         ("forward", "forward", 1.2, 1.15, 1.5),
@@ -114,25 +114,25 @@ def _on_gpu() -> tuple[Target, ...]:
         for width in ("", "-d128"):
             case = f"line-8192-bfloat16-{what}{width}-cuda"
             line = f"{words}, relative bias, N = 8,192, D = {128 if width else 64}"
-            found += [
+            rows += [
                 Target(case, line, ours, of_ours, (FREE_OURS,)),
                 Target(case, line, flash, of_flash),
                 Target(case, line, best, of_best, (FREE, FREE_CUDNN)),
             ]
     for width in ("", "-d128"):
         case = f"line-8192-bfloat16-step-causal{width}-cuda"
-        found.append(Target(case, f"the same, causal, D = {128 if width else 64}", flash, 1.5))
+        rows.append(Target(case, f"the same, causal, D = {128 if width else 64}", flash, 1.5))
     step = "line-8192-bfloat16-step-cuda"
-    found += [
+    rows += [
         Target(step, "training step, N = 8,192", "compiled FlexAttention, learned table", 0.5, (FLEX,)),
         Target("grid-64x64+1-bfloat16-step-cuda", "training step, 64 x 64 grid with class token", flash, 1.6),
         Target(step, "memory, training step, N = 8,192", flash, 1.1, (FREE,), "memory"),
     ]
-    for side in (7, 8):
-        case = f"grid-{side}x{side}-bfloat16-step-b4096-cuda"
-        words = f"training step, 4,096 windows of {side**2}, our kernels"
-        found.append(Target(case, words, "SDPA, dense bias", 0.7, (DENSE,), engine="triton"))
-    return tuple(found)
+    for size in (7, 8):
+        case = f"grid-{size}x{size}-bfloat16-step-b4096-cuda"
+        words = f"training step, 4,096 windows of {size**2}, our kernels"
+        rows.append(Target(case, words, "SDPA, dense bias", 0.7, (DENSE,), engine="triton"))
+    return tuple(rows)
 
 
 def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]]:
@@ -142,14 +142,14 @@ def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]
         of_case = [entry for entry in entries if entry["case"] == target.case]
         if not of_case:
             continue
-        own = target.engine or engine
-        reached, reason = _reached(target, of_case, f"relpos-{own}")
+        measured = target.engine or engine
+        reached, reason = _reached(target, of_case, f"relpos-{measured}")
         judged.append(
             {
                 "case": target.case,
                 "what": target.words,
                 "against": target.against,
-                "engine": own,
+                "engine": measured,
                 "asked": target.at_most,
                 "reached": reached,
                 "met": None if reached is None else reached <= target.at_most,
@@ -161,19 +161,19 @@ def judge(entries: Sequence[Entry], engine: str = "auto") -> list[dict[str, Any]
 
 def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float | None, str | None]:
     """The figure, or the reason why there is none."""
-    own = next((entry for entry in entries if entry["peer"] == name), None)
-    if own is None:
+    ours = next((entry for entry in entries if entry["peer"] == name), None)
+    if ours is None:
         return None, f"{name} was not run"
-    if own["reason"] is not None and own["ms"] is None:
-        return None, own["reason"]
-    if target.measure in ("memory", "GiB") and own["extra_mib"] is None:
-        return None, own["reason"] or "memory was not measured"
+    if ours["reason"] is not None and ours["ms"] is None:
+        return None, ours["reason"]
+    if target.measure in ("memory", "GiB") and ours["extra_mib"] is None:
+        return None, ours["reason"] or "memory was not measured"
     if target.measure == "GiB":
-        return round(own["extra_mib"] / 1024, 3), None
+        return round(ours["extra_mib"] / 1024, 3), None
     if target.peers:
         rivals = [entry for entry in entries if entry["peer"] in target.peers]
     else:
-        rivals = [entry for entry in entries if entry["peer"] in _ENGINES and entry is not own]
+        rivals = [entry for entry in entries if entry["peer"] in _ENGINES and entry is not ours]
     rivals = [entry for entry in rivals if entry["ms"]]
     if not rivals:
         return None, f"{' and '.join(target.peers) or 'other engines'} did not run"
@@ -181,11 +181,11 @@ def _reached(target: Target, entries: Sequence[Entry], name: str) -> tuple[float
         rivals = [entry for entry in rivals if entry["extra_mib"]]
         if not rivals:
             return None, "their memory was not measured"
-        return round(own["extra_mib"] / min(entry["extra_mib"] for entry in rivals), 3), None
+        return round(ours["extra_mib"] / min(entry["extra_mib"] for entry in rivals), 3), None
     best = min(rivals, key=lambda entry: entry["ms"]["median"])
     if target.measure == "us":
-        return round(1e3 * (min(own["rounds_ms"]) - min(best["rounds_ms"])), 1), None
-    pairs = zip(own["rounds_ms"], best["rounds_ms"], strict=True)
+        return round(1e3 * (min(ours["rounds_ms"]) - min(best["rounds_ms"])), 1), None
+    pairs = zip(ours["rounds_ms"], best["rounds_ms"], strict=True)
     return round(statistics.median(a / b for a, b in pairs), 3), None
 
 

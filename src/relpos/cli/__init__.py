@@ -10,8 +10,8 @@ from relpos.cli.errors import end, is_lost_connection
 from relpos_command.parsing import CommandLine, fail, parse
 from relpos_command.requests import VERBS as VERBS
 
-_KEPT = "what was finished is kept; the same command continues from there"
-KEPT = {"compare": _KEPT, "bench": _KEPT, "train": "what checkpoints hold is kept", "show": "nothing was drawn"}
+_RESUMABLE = "finished work is kept; the same command continues from there"
+REMAINS = {"compare": _RESUMABLE, "bench": _RESUMABLE, "train": "checkpoints are kept", "show": "nothing was drawn"}
 """What remains of a verb's work if it is interrupted."""
 
 
@@ -33,13 +33,13 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     Raises:
         SystemExit: as `main`.
     """
-    kept = KEPT.get(call.verb)
+    remains = REMAINS.get(call.verb)
     try:
         _run(call, loaded)
     except KeyboardInterrupt:
         if call.debug:
             raise
-        end("interrupted" if kept is None else f"interrupted; {kept}", 130)
+        end("interrupted" if remains is None else f"interrupted; {remains}", 130)
     except ImportError as error:
         if call.debug:
             raise
@@ -47,14 +47,14 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     except (ValueError, OSError, NotImplementedError) as error:
         if call.debug:
             raise
-        end(_ends(_user_error(error, kept)), 2)
+        end(_ends(_user_error(error, remains)), 2)
     except Exception as error:
         if call.debug:
             raise
         if is_lost_connection(error):
-            end(f"another process has ended, or does not answer{f'; {kept}' if kept else ''}", 1)
+            end(f"another process ended or does not respond{f'; {remains}' if remains else ''}", 1)
         cause = _ends(str(error)) or "no message"  # for a worker: its name and the traceback's last line
-        end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, a bug in relpos)", 1)
+        end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, this is a bug in relpos)", 1)
 
 
 def _ends(message: str) -> str:
@@ -63,13 +63,13 @@ def _ends(message: str) -> str:
     return " ".join(lines[:1] + lines[1:][-1:])
 
 
-def _user_error(error: Exception, kept: str | None) -> str:
+def _user_error(error: Exception, remains: str | None) -> str:
     """The error in one line; for a file that could not be written, also what remains."""
     from relpos.files.writing import UnwritableError, WriteError
 
     if isinstance(error, WriteError):
         begun = not isinstance(error, UnwritableError)
-        return f"{error} {kept[0].upper()}{kept[1:]}." if kept and begun else str(error)
+        return f"{error} {remains[0].upper()}{remains[1:]}." if remains and begun else str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)

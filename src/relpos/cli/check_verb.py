@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from relpos.cli.progress import Description
+
 if TYPE_CHECKING:
     from relpos_command.requests import CheckRequest
 
@@ -16,7 +18,6 @@ def run(request: CheckRequest) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from relpos.bench.engines import check, count, engines, render
-    from relpos.cli.bars import Description
 
     asked = engines(request.engines)
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), Description(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""`relpos compare`: run the comparison that was asked for; print progress, the table and the page's path."""
+"""`relpos compare`: run the requested comparison; print progress, the table and the page's path."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run(request: CompareRequest) -> None:
     """Run the verb."""
     from rich.console import Console
 
-    from relpos.cli.console import ConsoleDisplay
+    from relpos.cli.bar_display import BarDisplay
     from relpos.comparison.entry import answer
     from relpos.report.terminal import render_terminal
 
     console = Console()
-    result = answer(request, ConsoleDisplay(console))
+    result = answer(request, BarDisplay(console))
     console.print(render_terminal(result.results, width=console.width), crop=False)
     say(console, f"Page:    {result.page}")
     say(console, f"Results: {result.folder / 'results.json'}")

@@ -12,7 +12,7 @@ from relpos_command.option import flag_of
 if TYPE_CHECKING:
     from relpos_command.requests import ShowRequest
 
-OTHERS = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "out")
+NOT_WITH_PAGE = ("weights", "length", "grid", "heads", "head_dim", "query", "seed", "out")
 """Options of `relpos show` that are controls on the page, or belong to other pictures."""
 
 
@@ -29,10 +29,10 @@ def write_page(request: ShowRequest, free: Callable[[Path], Path]) -> None:
     from relpos.report.drawing.trained_examples import trained
     from relpos.report.explorer import explorer_page
 
-    for option in OTHERS:
+    for option in NOT_WITH_PAGE:
         if getattr(request, option) is not None:
             name = flag_of(type(request), option)
-            fail("--page alone, or with a position", f"--page and {name}", f"Choose it on the page; leave {name} out.")
+            fail("--page alone, or with a position", f"--page and {name}", f"Leave {name} out; choose it on the page.")
     assert request.page is not None
     out = free(Path(request.page))
     known = list(presets().values())
@@ -41,4 +41,4 @@ def write_page(request: ShowRequest, free: Callable[[Path], Path]) -> None:
         known = [first, *(one for one in known if one.name != first.name)]
     entries = [explored(one, partial(trained, one.name)) for one in known]
     write_whole(out, explorer_page(entries, version=__version__))
-    say(Console(), f"{len(known)} positions to explore: {out}")
+    say(Console(), f"Wrote an explorer of {len(known)} positions: {out}")

@@ -22,7 +22,7 @@ def run(request: ListRequest) -> None:
         known = presets().values()
         say_list(console, {one.name: [_title(one), *_more(one, request.long)] for one in known})
         if not request.long and console.is_terminal:
-            say(console, "--long says what each is, and its source.")
+            say(console, "--long adds a description and the source of each.")
     elif request.kind == "data":
         from relpos.data import KINDS_OF_DATA
 

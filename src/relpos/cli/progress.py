@@ -8,18 +8,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
 from relpos_command.visible import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from relpos.comparison.workers import Event, WorkerTask
+    from relpos.data import Watch
 
 Done = TypeVar("Done")
 
-WITH_A_BAR = 60
-"""The fewest columns for a bar."""
-_SURE = 0.05
+WIDTH_FOR_BAR = 60
+"""A narrower terminal shows no bar."""
+_ESTIMATE_FROM = 0.05
 """The share of finished work from which the remaining time is shown."""
 
 
@@ -42,20 +54,18 @@ def say(console: Console, text: str) -> None:
 
 
 def _print(console: Console, text: str) -> None:
-    from rich.text import Text
-
     console.print(Text(text), soft_wrap=True)  # rich would parse a str for markup, emoji names and numbers
 
 
 def say_list(console: Console, entries: Mapping[str, Iterable[str]]) -> None:
-    """Print names in a column, with the first line beside and more below; on a narrow terminal all lines are below."""
+    """Print names in a column, their lines in a second column; on a narrow terminal the lines are below each name."""
     entries = {visible(name): [visible(line) for line in lines] for name, lines in entries.items()}
     width = max(map(len, entries)) + 2
-    beside = not console.is_terminal or console.width >= width + 30
-    indent = " " * (width if beside else 2)
+    in_columns = not console.is_terminal or console.width >= width + 30
+    indent = " " * (width if in_columns else 2)
     for name, lines in entries.items():
         first = name.ljust(width)
-        if not beside:
+        if not in_columns:
             first = indent
             say(console, name)
         for line in lines:
@@ -69,6 +79,26 @@ def in_words(seconds: float) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds, -1 if seconds >= 10 else 0)):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Description(ProgressColumn):
+    """A task's description in a progress bar as plain text: names may contain neither markup nor terminal commands."""
+
+    def __init__(self) -> None:
+        super().__init__(table_column=Column(no_wrap=False))
+
+    def render(self, task: Task) -> Text:
+        """The description."""
+        return Text(visible(task.description))
+
+
+@contextmanager
+def reading(console: Console) -> Iterator[Watch]:
+    """A bar while files are read, on a terminal; it appears with the first file."""
+    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("images", total=None, visible=False)
+        yield lambda done, of: bars.update(bar, completed=done, total=of, visible=True)
 
 
 class Work:
@@ -96,11 +126,11 @@ class Work:
     def __str__(self) -> str:
         total = sum(self.weights.values())
         done = sum(self.weights.get(name, 0.0) * share for name, share in self._shares.items())
-        said = f"{self.finished} of {len(self.weights)} done"
-        if done < _SURE * total or done >= total:
-            return said
+        counted = f"{self.finished} of {len(self.weights)} done"
+        if done < _ESTIMATE_FROM * total or done >= total:
+            return counted
         left = (self._clock() - self._started) * (total - done) / done
-        return f"{said}, about {in_words(left)} left"
+        return f"{counted}, about {in_words(left)} left"
 
 
 @contextmanager
@@ -110,15 +140,11 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
     Yields:
         The callback for every event.
     """
-    from rich.progress import BarColumn, Progress
-
-    from relpos.cli.bars import Description
-
     work = Work(tasks)
     if not work.weights:  # nothing to do: avoid a line that flashes
         yield lambda event: None
         return
-    bar = [BarColumn(bar_width=24)] if console.width >= WITH_A_BAR else []
+    bar = [BarColumn(bar_width=24)] if console.width >= WIDTH_FOR_BAR else []
     with Progress(*bar, Description(), console=console, transient=True) as bars:
         overall = bars.add_task(str(work), total=max(1, len(work.weights)))
         live: dict[str, Any] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relpos.cli.progress import Description
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -24,7 +26,6 @@ def run(request: RetrofitRequest) -> None:
     from rich.text import Text
 
     from relpos.bench.retrofits import compare_retrofit
-    from relpos.cli.bars import Description
     from relpos.core.checks import fail
 
     if request.train and request.forward:
@@ -46,7 +47,7 @@ def run(request: RetrofitRequest) -> None:
                 rounds=request.rounds,
                 batch=request.batch_size,
                 border=request.border,
-                progress=lambda what: bars.update(bar, description=what),
+                progress=lambda step: bars.update(bar, description=step),
             )
         except RuntimeError as error:
             if "The model is restored" in str(error):
@@ -55,7 +56,7 @@ def run(request: RetrofitRequest) -> None:
     console.print(Text(str(report)), soft_wrap=True)
     console.print()
     console.print(_table(timings, forward=request.forward))
-    console.print(_pays(timings), highlight=False, soft_wrap=True)
+    console.print(_speed_in_words(timings), highlight=False, soft_wrap=True)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -109,16 +110,16 @@ def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
     return table
 
 
-def _pays(timings: list[RetrofitTiming]) -> str:
+def _speed_in_words(timings: list[RetrofitTiming]) -> str:
     """A sentence: from which length on the retrofit is at least as fast."""
-    paying: list[RetrofitTiming] = []
+    fast: list[RetrofitTiming] = []
     for one in reversed(timings):
         if one.ratio < 1.0:
             break
-        paying.append(one)
-    memory = "MiB is the peak of a step above what stood before it."
-    if not paying:
-        return f"Measured here it is not faster at these sizes. {memory}"
-    first = paying[-1].length
+        fast.append(one)
+    memory = "MiB is the peak memory of a step above the level before it."
+    if not fast:
+        return f"On this machine the retrofit is slower at the largest size. {memory}"
+    first = fast[-1].length
     where = "at this size" if first is None else f"from {first:,} on"
-    return f"Measured here it pays {where}. {memory}"
+    return f"On this machine the retrofit is at least as fast {where}. {memory}"

@@ -50,8 +50,10 @@ def run(request: ShowRequest) -> None:
         write_page(request, lambda path: free_file(path, (PAGE_ENDING[1:],), option="--page"))
         return
     if (request.position is None) == (request.weights is None):
-        came = "neither" if request.position is None else f"{request.position!r} and --weights"
-        fail("a position or --weights FILE", came, "Write relpos show relative_2d, or relpos show --weights FOLDER.")
+        requested = "neither" if request.position is None else f"{request.position!r} and --weights"
+        fail(
+            "a position or --weights FILE", requested, "Write relpos show relative_2d, or relpos show --weights FOLDER."
+        )
     if request.weights is not None and _wants_page(request):
         _page(request)
         return
@@ -79,8 +81,8 @@ def _untrained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     preset = find(request.position, 2 if request.grid is not None else 1 if request.length is not None else None)
     tokens = _tokens(preset, request.length, request.grid)
     heads, head_dim, seed = (
-        default if given is None else given
-        for given, default in zip((request.heads, request.head_dim, request.seed), (HEADS, HEAD_DIM, SEED), strict=True)
+        default if value is None else value
+        for value, default in zip((request.heads, request.head_dim, request.seed), (HEADS, HEAD_DIM, SEED), strict=True)
     )
     require_int(heads, "--heads", at_least=1)
     require_int(head_dim, "--head-dim", at_least=1)
@@ -92,25 +94,25 @@ def _untrained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     try:
         mechanism = preset.make(site)
     except ValueError as error:
-        where = f"Here a head is {head_dim} wide (--head-dim), a token {heads} times that (--heads): {site.embed_dim}."
+        where = f"Here a head is {head_dim} wide (--head-dim) and a token {site.embed_dim}: {heads} heads (--heads)."
         raise ValueError(f"{error} {where}") from error
     note = f"{_tokens_in_words(tokens).capitalize()}, {heads} head{'s' if heads > 1 else ''} of width {head_dim}. "
     example = trained(preset.name, site) if request.seed is None else None
     if example is not None:
         axes = tokens.axes
         std, task = SITES[axes].init_std, TRAINED_ON[axes]
-        drawn = strips(example.parts(), view, where=" trained")
-        if len(example.parts()) > 1:  # with the start, a sum's picture is too tall
-            note += f"Trained on {task}: an example. "
+        drawn = strips(example.parts(), view, where=" after training")
+        if len(example.parts()) > 1:  # with initial values, too, a sum's picture is too tall
+            note += f"An example trained on {task}. "
         else:
-            note += f"Above as it starts (std {std}, random), below trained on {task}: an example. "
-            drawn = strips(start(preset.name, axes).parts(), view, where=" as it starts") + drawn
-        note += "" if axes == 2 else "Keys after the query were hidden: what it says of them means nothing. "
+            note += f"Above: initial values (random, std {std}). Below: an example trained on {task}. "
+            drawn = strips(start(preset.name, axes).parts(), view, where=" before training") + drawn
+        note += "" if axes == 2 else "Later keys were masked in training: their values mean nothing. "
         return preset.name, preset.title, f"{note}{_READING}", view, drawn
     if any(True for _ in mechanism.parameters()):
-        note += f"Untrained: what is learned starts random (std {site.init_std}, seed {seed}) and means nothing yet."
+        note += f"Untrained: initial random values (std {site.init_std}, seed {seed}), which mean nothing yet."
     else:
-        note += "Nothing is learned: this is all of it."
+        note += "It has no learned parameters."
     if heads > HEADS_AT_MOST:
         note += f" The first {HEADS_AT_MOST} heads are drawn."
     return preset.name, preset.title, f"{note} {_READING}", view, strips(mechanism.parts(), view)
@@ -118,8 +120,8 @@ def _untrained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
 
 _READING = (
     "Offset is query minus key: at +1 the key is one position before the query. "
-    "Signs show as numbers, as + and \N{MINUS SIGN}, or as hatching below zero; within 2% of the scale they are "
-    "left out."
+    "Numbers, + and \N{MINUS SIGN}, or hatching of negative values show the sign; values within 2% of the scale have "
+    "none."
 )
 
 
@@ -139,15 +141,15 @@ def _trained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
     model, config = loaded
     if (count := model.coordinates.count) > TRAINED_AT_MOST:
         fail(f"at most {TRAINED_AT_MOST:,} tokens in a picture", f"{count:,} in {folder}", "Draw one with fewer.")
-    view, found = strips_of(model.to("cpu"), request.query)
-    found = found or strips([], view)
+    view, drawn = strips_of(model.to("cpu"), request.query)
+    drawn = drawn or strips([], view)
     steps = config.get("recipe", {}).get("steps")
     learned = bool(model.position_parameters())
     note = f"{_tokens_in_words(view.tokens).capitalize()}, {view.num_heads} heads. "
     note += f"Trained for {steps} steps on {config.get('task')}, seed {config.get('seed')}. " if steps else ""
-    note += "" if learned else "Its position learns nothing. "
+    note += "" if learned else "Its position has no learned parameters. "
     title = f"What {config.get('position')} learned" if learned else f"{config.get('position')} in a trained model"
-    return folder.resolve().name, title, f"{note}{_READING}", view, found
+    return folder.resolve().name, title, f"{note}{_READING}", view, drawn
 
 
 def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
@@ -158,13 +160,13 @@ def strips_of(model: Any, query: int | None = None) -> tuple[View, list[Strip]]:
     width = attention.qkv.in_features
     view = View(model.coordinates, attention.num_heads, width // attention.num_heads, width, query)
     _require_query(view)
-    found = strips(model.token_position.parts(), view) if model.token_position.parts() else []
+    drawn = strips(model.token_position.parts(), view) if model.token_position.parts() else []
     layers = model.attention_position
     for layer, position in enumerate(layers):
         where = " in all layers" if len(layers) == 1 else f" in layer {layer}"
         if position.parts():
-            found += strips(position.parts(), view, where=where)
-    return view, found
+            drawn += strips(position.parts(), view, where=where)
+    return view, drawn
 
 
 def _wants_page(request: ShowRequest) -> bool:
@@ -220,7 +222,7 @@ def _page(request: ShowRequest) -> None:
         config = {}
     found, left = stored_positions(tensors, config if isinstance(config, dict) else {})
     if not found:
-        came = f"{path}, of whose {len(tensors.shapes):,} names none is one"
+        came = f"{path}, with none among its {len(tensors.shapes):,} parameters"
         if left:
             came = f"{path}, whose {left[0][0]} cannot be drawn: {left[0][1]}"
         fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, "Absolute positions are not drawn.")
@@ -250,9 +252,9 @@ def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | 
 
     on_sequences, on_grids = 1 in preset.token_axes, 2 in preset.token_axes
     if length is not None and grid is not None:
-        fail("one of --length and --grid", f"--length {length} and --grid {grid}", "Tokens lie in one of the two.")
+        fail("one of --length and --grid", f"--length {length} and --grid {grid}", "Leave one out.")
     if not on_sequences and not on_grids:
-        fail("a position on sequences or images", f"{preset.name!r}, on neither", "Its parts need the same tokens.")
+        fail("a sum of positions for the same tokens", repr(preset.name), "Add positions for sequences, or for grids.")
     if length is not None:
         if not on_sequences:
             fail(f"--grid for {preset.name}, which needs rows and columns", f"--length {length}", "Write --grid 8x8.")
@@ -264,24 +266,30 @@ def _tokens(preset: Preset, length: int | None, grid: str | None) -> Sequence | 
     else:
         tokens = Grid(*(GRID if grid is None else _sizes(grid)))
     if tokens.count > TOKENS_AT_MOST:
-        fail(f"at most {TOKENS_AT_MOST} tokens in a picture", str(tokens.count), "Draw fewer; a pattern shows early.")
+        fail(
+            f"at most {TOKENS_AT_MOST} tokens in a picture",
+            str(tokens.count),
+            "Draw fewer: they show the same pattern.",
+        )
     return tokens
 
 
 def _sizes(grid: str) -> tuple[int, int]:
     from relpos.core.checks import fail
 
-    found = re.fullmatch(r"(\d{1,6})\s*[xX×]\s*(\d{1,6})", grid.strip())  # noqa: RUF001
-    if found is None or "0" in (found[1].lstrip("0") or "0", found[2].lstrip("0") or "0"):
+    match = re.fullmatch(r"(\d{1,6})\s*[xX×]\s*(\d{1,6})", grid.strip())  # noqa: RUF001
+    if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
         fail("--grid as rows x columns of at least 1", repr(grid), "Write for example --grid 8x8.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _require_query(view: View) -> None:
     from relpos.core.checks import fail
 
     if view.query is not None and not 0 <= view.query < view.count:
-        fail(f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are counted from 0, a grid's row by row.")
+        fail(
+            f"--query from 0 to {view.count - 1}", str(view.query), "Tokens are numbered from 0, on a grid row by row."
+        )
 
 
 def _numbered(path: Path) -> Path:
@@ -310,7 +318,7 @@ def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str =
     if path.exists():
         fail("a file that does not exist yet", str(path), f"Choose another {option}; nothing is overwritten.")
     if not path.parent.is_dir():
-        fail(f"{option} in a folder that exists", str(path), f"Make {path.parent} first.")
+        fail(f"{option} in a folder that exists", str(path), f"Create {path.parent} first.")
     require_writable(path.parent)
     return path
 

@@ -1,10 +1,10 @@
-"""Find the data that a verb was asked for."""
+"""Find the requested data."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relpos.cli.progress import say
+from relpos.cli.progress import reading, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 def choose_task(request: DataOptions, console: Console) -> Task:
     """The task for the requested data; shows a bar while images are read, and notes on files left out."""
-    from relpos.cli.console import reading
     from relpos.data import find_data, notes
 
     with reading(console) as watch:

@@ -48,17 +48,17 @@ def card_of_run(
         f"A `relpos.{kind}` with {parameters:,} parameters, trained from scratch by `relpos train`.",
         usage(kind, folder),
         f"## Position\n\n{preset.title} (`{position}`). {preset.summary} Source: {preset.source}.",
-        *([f"![What its position says after training]({PICTURE})"] if drawn else []),
+        *([f"![Its position after training]({PICTURE})"] if drawn else []),
         f"## Data\n\n{task.title}: {task.description} {unit.capitalize()}: {sizes}.",
         f"## Figures\n\n{_figures(task, about, metric)}",
-        f"## Recipe\n\n{_table('number', asdict(recipe))}",
-        f"## Run\n\n{_table('what', {name: about[name] for name in about if not name.startswith('validation_')})}",
+        f"## Recipe\n\n{_table('field', asdict(recipe))}",
+        f"## Run\n\n{_table('setting', {name: about[name] for name in about if not name.startswith('validation_')})}",
     ]
     return visible("\n\n".join(paragraphs) + "\n", keep="\n"), ({PICTURE: drawn} if drawn else {})
 
 
-def _table(name: str, rows: Mapping[str, Any]) -> str:
-    return "\n".join([f"| {name} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+def _table(heading: str, rows: Mapping[str, Any]) -> str:
+    return "\n".join([f"| {heading} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
 def _reporting() -> bool:
@@ -106,4 +106,4 @@ def _picture(model: Any, position: str) -> bytes | None:
     _, strips = strips_of(model.to("cpu"))
     if not strips:
         return None
-    return png_bytes(picture(f"What {position} says after training", "", strips), dots_per_inch=DOTS_PER_INCH)
+    return png_bytes(picture(f"{position} after training", "", strips), dots_per_inch=DOTS_PER_INCH)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from relpos.cli.errors import end
-from relpos.cli.progress import WITH_A_BAR, say
+from relpos.cli.progress import WIDTH_FOR_BAR, Description, say
 from relpos.cli.task_choice import choose_task
 from relpos.cli.train_card import PICTURE, card_of_run
 
@@ -62,16 +62,16 @@ def run(request: TrainRequest) -> None:
     except StoppedError as stopped:
         end(str(stopped), stopped.code)
     with checkpointing.listening():  # save before an interruption ends the run
-        said = _save(request, training, model, curve)  # type: ignore[arg-type]
-        if said is None:
+        summary = _save(request, training, model, curve)  # type: ignore[arg-type]
+        if summary is None:
             return
-        say(console, said)
+        say(console, summary)
         if checkpointing.exit_code:
             end(f"interrupted after the last step; the trained model is in {folder}", checkpointing.exit_code)
 
 
 def _begin(request: TrainRequest) -> torch.device:
-    """Start the processes that were asked for, or join those of a launcher; returns this one's device."""
+    """Start the requested processes, or join those of a launcher; returns this process's device."""
     import torch
 
     from relpos.core.checks import fail
@@ -81,7 +81,7 @@ def _begin(request: TrainRequest) -> torch.device:
     end_with_launcher()
     require_all_started()
     if request.devices is not None and world_size() not in (1, request.devices):
-        fail(f"--devices {world_size()}, as many as the launcher started", str(request.devices), "Leave it out.")
+        fail(f"--devices {world_size()}, the processes of the launcher", str(request.devices), "Leave it out.")
     if request.devices is not None and request.devices > 1 and world_size() == 1:
         _launch(request.devices)
     torch.set_num_threads(request.threads)
@@ -99,7 +99,7 @@ def _launch(devices: int) -> NoReturn:
 
 
 def _training(request: TrainRequest, device: torch.device, console: Console) -> TrainingRun:
-    """What is trained: the task, the position and the recipe that were asked for."""
+    """The requested task, position and recipe."""
     from relpos.position import find
     from relpos.train import Recipe, TrainingRun, note_on_batch
     from relpos.train.processes import Parallelism, world_size
@@ -157,26 +157,25 @@ def _checkpointing(request: TrainRequest, training: TrainingRun, console: Consol
 
 @contextmanager
 def _bar(training: TrainingRun, console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A bar of steps; yields what moves it."""
+    """A bar of steps; yields its callback."""
     from rich import progress
 
-    from relpos.cli.bars import Description
     from relpos.train.processes import is_main
 
-    columns = [progress.BarColumn()] if console.width >= WITH_A_BAR else []
+    columns = [progress.BarColumn()] if console.width >= WIDTH_FOR_BAR else []
     shown = (*columns, Description(), progress.TimeRemainingColumn())
     with progress.Progress(*shown, console=console, transient=True, disable=not is_main()) as bars:
         bar = bars.add_task(training.position, total=training.recipe.steps)
 
         def watch(step: Progress) -> None:
-            said = f"{training.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
-            bars.update(bar, completed=step.step, description=said)
+            line = f"{training.position}: step {step.step} of {step.steps}, loss {step.loss:.3f}"
+            bars.update(bar, completed=step.step, description=line)
 
         yield watch
 
 
 def _save(request: TrainRequest, training: TrainingRun, model: Model, curve: Curve) -> str | None:
-    """Measure the model and write its folder; returns what to say of it, in the main process."""
+    """Measure the model and write its folder; in the main process, returns a line about it."""
     import torch
 
     from relpos.train import measured, save

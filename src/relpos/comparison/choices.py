@@ -43,7 +43,7 @@ def _keyed(recipe: Recipe, heads: int) -> Recipe:
 
 
 ATTENTION = (
-    Choice("full", "Full attention", "Every pair of tokens, by a softmax, on the engine that auto takes.",
+    Choice("full", "Full attention", "A softmax over every pair of tokens, on the engine that auto chooses.",
            "Vaswani et al. 2017", lambda recipe: recipe),
     Choice("local", "Local attention", "A window: the last 32 tokens of a sequence, or the rows above and below.",
            "Beltagy et al. 2020, arXiv:2004.05150", lambda recipe: replace(recipe, attention="local")),
@@ -67,7 +67,7 @@ NORM = (
            "Zhang and Sennrich 2019, arXiv:1910.07467", lambda recipe: replace(recipe, norm="rmsnorm")),
     Choice("groupnorm", "GroupNorm", "Mean and variance of 16 channels of a token at a time, within the token.",
            "Wu and He 2018, arXiv:1803.08494", lambda recipe: replace(recipe, norm="groupnorm")),
-    Choice("qk-norm", "QK-norm", "LayerNorm, and RMSNorm of queries and keys head by head besides.",
+    Choice("qk-norm", "QK-norm", "LayerNorm, and also RMSNorm of queries and keys in each head.",
            "Dehghani et al. 2023, arXiv:2302.05442",
            lambda recipe: replace(recipe, norm="layernorm", qk_norm="rmsnorm")),
 )  # fmt: skip

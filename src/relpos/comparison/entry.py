@@ -107,7 +107,7 @@ def compare(
         The finished comparison: `table()`, `best`, `page`, `models`.
 
     Raises:
-        ValueError: one line that says what was expected, what was given and what to do.
+        ValueError: one line that says what was expected, what came and what to do.
 
     Examples:
         >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
@@ -142,20 +142,20 @@ def compare(
 
 @random_state_kept()
 def answer(request: CompareRequest, display: Display) -> ComparisonResult:
-    """Run the comparison that was asked for: what `relpos.compare` and the command share."""
+    """Run the requested comparison, for `relpos.compare` and the command."""
     request, procedure = checked(request)
     if request.out is None:  # before many images are read
         require_writable(Path("runs"))
     else:
         require_usable(Path(request.out))
     task = _task(request, procedure, display)
-    request, said = _suited(request, task, procedure)
+    request, lines = _suited(request, task, procedure)
     settings = ComparisonSettings.make(task, request, procedure)
     folder = default_folder(settings) if request.out is None else Path(request.out)
     comparison = Comparison(settings, task, folder, procedure)
-    for line in said:  # after all checks have passed
+    for line in lines:  # after all checks have passed
         display.say(line)
-    _say_what_begins(comparison, request.batch_size, display)
+    _announce(comparison, request.batch_size, display)
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
         results = comparison.run(take)
     write_report(results, folder / PAGE)
@@ -163,34 +163,34 @@ def answer(request: CompareRequest, display: Display) -> ComparisonResult:
 
 
 def _task(request: CompareRequest, procedure: Procedure, display: Display) -> Task:
-    """The data that was asked for, read at the size of a library's model unless another was asked for."""
+    """The requested data, read at the size of a library's model unless another size is requested."""
     if isinstance(procedure.build, LibraryModel) and request.patch is None:
         image_size, patch = _sizes(procedure.build, request.data, request.image_size)
         request = replace(request, image_size=image_size, patch=patch)
     with display.reading() as watch:
         task = find_data(request.data, watch=watch, **request.of_images())
     if procedure.build is None and task.kind == "other":
-        came = "none, and relpos's own take images [C, height, width] with a class each"
-        fail("a model beside these datasets", came, "Pass model=build.")
+        expected = "a model with these datasets (relpos's own needs images [C, height, width] with a class each)"
+        fail(expected, "none", "Pass model=build.")
     if task.kind == "other" and not procedure.measures:
-        remedy = "Pass evaluate= and better=, or step= alone, whose loss is then the figure."
+        remedy = "Pass evaluate= and better=, or only step=: its loss is then the figure."
         fail("a figure to measure on inputs that are neither images nor text", "no step and no evaluate", remedy)
     return task
 
 
 def _suited(request: CompareRequest, task: Task, procedure: Procedure) -> tuple[CompareRequest, list[str]]:
-    """The request with the positions that suit the model, and what to say of the data and the model."""
-    said = notes(task)
+    """The request with the positions that suit the model, and notes on the data and the model."""
+    lines = notes(task)
     names = listed(request.positions, task)
     if isinstance(procedure.build, LibraryModel):
-        said += [*procedure.build.notes(task), *_few_tokens(task)]
+        lines += [*procedure.build.notes(task), *_few_tokens(task)]
         if names is not None:
             suited, left_out = _served(procedure.build, task, names)
-            return replace(request, positions=suited), said + left_out
+            return replace(request, positions=suited), lines + left_out
     elif procedure.build is build_swin and names is not None:
-        said.append(f"Left out {_OWN_OF_SWIN}: within windows it is Swin's own.")
-        return replace(request, positions=(OWN, *(name for name in names if name != _OWN_OF_SWIN))), said
-    return request, said
+        lines.append(f"Left out {_OWN_OF_SWIN}: it is Swin's own position within windows.")
+        return replace(request, positions=(OWN, *(name for name in names if name != _OWN_OF_SWIN))), lines
+    return request, lines
 
 
 def _sizes(
@@ -205,12 +205,12 @@ def _sizes(
     if patch is None or not (is_folder or isinstance(data, tuple | list)):
         return image_size, None
     if is_folder and image_size is None:
-        image_size = model.trained_size or tuple(max(_SIDE, _PATCHES * one) for one in patch)
+        image_size = model.trained_size or tuple(max(_LEAST_PIXELS, _LEAST_PATCHES * one) for one in patch)
     return image_size, patch
 
 
-_SIDE, _PATCHES = 64, 8
-"""Minimum pixels and patches along a side, if the image size is chosen for a model."""
+_LEAST_PIXELS, _LEAST_PATCHES = 64, 8
+"""Minimum pixels and patches along an axis, if the image size is chosen for a model."""
 _OWN_OF_SWIN = "relative_2d"
 _FEW = 16
 """With fewer tokens per image, position matters little."""
@@ -220,7 +220,7 @@ def _few_tokens(task: Task) -> list[str]:
     """A warning if a library's model splits an image into few tokens."""
     if not isinstance(task, ImageTask) or math.prod(task.grid) >= _FEW:
         return []
-    images, patch = (" x ".join(map(str, sides)) for sides in (task.image_size, task.patch_size))
+    images, patch = (" x ".join(map(str, sizes)) for sizes in (task.image_size, task.patch_size))
     count = math.prod(task.grid)
     return [f"Only {count} tokens: images of {images} in patches of {patch}. Pass a smaller patch or larger images."]
 
@@ -234,8 +234,8 @@ def _served(model: LibraryModel, task: Task, names: tuple[str, ...]) -> tuple[tu
     return tuple(name for name, reason in refused.items() if reason is None), left_out
 
 
-def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Display) -> None:
-    """Show what is about to run, where, and what is unusual."""
+def _announce(comparison: Comparison, batch_size: int | None, display: Display) -> None:
+    """Show the planned work, its folder, and anything unusual."""
     settings, folder, task = comparison.settings, comparison.store.folder, comparison.task
     note = note_on_batch(settings.recipe, task, batch_size)
     if note:
@@ -243,12 +243,13 @@ def _say_what_begins(comparison: Comparison, batch_size: int | None, display: Di
     for name in ("model", "step", "evaluate"):
         unknown = not_told_apart(getattr(settings, name))
         if unknown is not None:
-            display.say(f"A new comparison each time: {name} holds a {unknown}, in which a change would not be seen.")
+            display.say(f"Every call is a new comparison: {name} holds a {unknown}, whose changes cannot be detected.")
     if not any(comparison.tasks()):
         display.say(f"This comparison is finished. Its results, from {folder}/:")
         return
     done = sum(map(comparison.store.has, [job.id for job in comparison.jobs]))
-    begun = f", {done} of {len(comparison.jobs)} training runs finished before" if done else ""
+    begun = f", {done} of {len(comparison.jobs)} training runs already finished" if done else ""
     display.say(f"Comparing {', '.join(settings.names)} on {settings.task}, in {folder}/{begun}")
-    if comparison.kept_here is not None:
-        display.say(f"All runs are in this process, since another could not be sent them: {comparison.kept_here}.")
+    if comparison.stays_here is not None:
+        reason = f"because the model or the data cannot be sent to another: {comparison.stays_here}"
+        display.say(f"All runs use this process, {reason}.")

@@ -49,8 +49,8 @@ class _Parcel:
         if self.here is not None:
             return self.here
         assert self.packed is not None
-        found: tuple[data.Task, Procedure] = pickle.loads(self.packed)
-        return found
+        unpacked: tuple[data.Task, Procedure] = pickle.loads(self.packed)
+        return unpacked
 
 
 def _train(
@@ -62,17 +62,17 @@ def _train(
     report: Callable[[Any], None],
 ) -> dict[str, Any]:
     task, procedure = work.opened()
-    own = folder / TRAINING / job.id
-    with TrainingLog(own) as log:
+    run_folder = folder / TRAINING / job.id
+    with TrainingLog(run_folder) as log:
 
         def watch(progress: Progress) -> None:
             log.add(progress)
             report(progress)
 
-        keep = partial(save_weights, own) if job.variant == "recipe" else None
+        keep = partial(save_weights, run_folder) if job.variant == "recipe" else None
         measured = run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes)
-    made: dict[str, Any] = plain(measured)
-    return made
+    record: dict[str, Any] = plain(measured)
+    return record
 
 
 def _memory(name: str, index: int, settings: ComparisonSettings, work: _Parcel) -> float | None:
@@ -94,7 +94,7 @@ class Comparison:
         procedure: builds, trains and measures.
 
     Attributes:
-        kept_here: why all runs stay in this process, one after another; None if workers do them.
+        stays_here: why all runs stay in this process, one after another; None if workers do them.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Comparison:
         self.store = Store(folder, settings.to_json(), plain(self.environment))
         self.jobs = settings.jobs(task, procedure)
         self.probes = settings.probes(task)
-        own = procedure.build is not None and task.kind != "other"
-        if own and not any(one.growth for one in self.mechanisms):
+        users_model = procedure.build is not None and task.kind != "other"
+        if users_model and not any(one.growth for one in self.mechanisms):
             self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # no model takes others
         self.described = replace(task.describe(), probes=[probe.describe() for probe in self.probes])
-        self.kept_here: str | None = None
+        self.stays_here: str | None = None
 
     @cached_property
     def _work(self) -> _Parcel:
@@ -121,8 +121,8 @@ class Comparison:
         except Exception as error:  # the user's objects may raise anything
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
-            said = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
-            self.kept_here = said or type(error).__name__
+            message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
+            self.stays_here = message or type(error).__name__
             return _Parcel(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
@@ -148,7 +148,7 @@ class Comparison:
             )
             for index in cost.memory_sizes(settings, self.task, self.procedure)
             for name in settings.names
-            if self.kept_here is None
+            if self.stays_here is None
         ]
         weight = _TIMING_WEIGHT * len(settings.names)
         timing = [
@@ -171,7 +171,7 @@ class Comparison:
                 watch(event)
 
         for stage in self.tasks():
-            if self.kept_here is not None:
+            if self.stays_here is not None:
                 run_here(stage, take)
                 continue
             for event in run_tasks(stage, min(at_once, 8), a_gpu_each=on_gpu and gpus > 1):

@@ -18,8 +18,8 @@ from relpos.train import Model
 
 EXAMPLES = 3
 PIXELS = 112
-"""Upper limit for the longer edge of an example's picture; more adds nothing on a page."""
-POSITIONS = 64
+"""Upper limit for the larger of height and width of an example's picture; more adds nothing on a page."""
+SEQUENCE_POSITIONS = 64
 """How many evenly spaced positions of a sequence have their similarity stored, at most."""
 TOKENS = 1024
 """With more positions no similarity is stored."""
@@ -37,8 +37,8 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
     values = term.values.detach()
     prefix = None
     if line.length == 2 * layout.tokens + line.origin + 2:
-        indices = torch.tensor([layout.tokens, layout.tokens + line.origin + 1, line.length - 1], device=values.device)
-        prefix = _rounded(values[:, indices])
+        of_prefix = [layout.tokens, layout.tokens + line.origin + 1, line.length - 1]
+        prefix = _rounded(values[:, torch.tensor(of_prefix, device=values.device)])
     offsets = [[low, low + span - 1] for low, span in zip(layout.low, layout.spans, strict=True)]
     table = values[:, : layout.tokens].reshape(-1, *layout.spans)
     if text:
@@ -61,15 +61,15 @@ def learned(model: Model) -> list[Learned]:
     Above `TOKENS` positions, similarities are left out: there is one number per pair.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
-    found: list[Learned] = []
+    entries: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
         vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
-        positions = vectors[0, grid.prefix :].float()
-        every = 1 if isinstance(grid, Grid) else max(1, len(positions) // POSITIONS)
-        positions = positions[::every]
-        sizes = list(grid.sizes) if isinstance(grid, Grid) else [len(positions)]
-        centred = F.normalize(positions - positions.mean(dim=0), dim=-1)
-        found.append(Learned("embedding", grid=sizes, every=every, similarity=_rounded(centred @ centred.T, 3)))
+        vectors = vectors[0, grid.prefix :].float()
+        every = 1 if isinstance(grid, Grid) else max(1, len(vectors) // SEQUENCE_POSITIONS)
+        vectors = vectors[::every]
+        sizes = list(grid.sizes) if isinstance(grid, Grid) else [len(vectors)]
+        centred = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
+        entries.append(Learned("embedding", grid=sizes, every=every, similarity=_rounded(centred @ centred.T, 3)))
     for layer, position in enumerate(model.attention_position):
         assert isinstance(position, Sum)
         for part in position.parts():
@@ -78,8 +78,8 @@ def learned(model: Model) -> list[Learned]:
             for term in part.terms(grid).of(LineBias):
                 bias = _bias(term, "shared" if model.shared_position else layer, text=text)
                 if bias is not None:
-                    found.append(bias)
-    return found
+                    entries.append(bias)
+    return entries
 
 
 def _grey(images: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a comparison is asked, checked before any data are read. `CompareRequest` has the fields."""
+"""Checks of a request for a comparison, before any data are read. `CompareRequest` has the fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN = "own"
 
 
 def checked(request: CompareRequest) -> tuple[CompareRequest, Procedure]:
-    """The request with its names as tuples, and what builds, trains and measures its models.
+    """The request with its names as tuples, and the procedure that builds, trains and measures its models.
 
     Raises:
         ValueError: something is wrong that does not depend on the data.
@@ -65,10 +65,10 @@ def require_asked(request: CompareRequest, procedure: Procedure = OURS) -> None:
             find(name)
     require_choice(what, "--what", WHATS)
     if what != "position" and not procedure.is_ours:
-        fail("what='position' with a model, step or evaluate of one's own", repr(what), "Leave what out.")
+        fail("what='position' with your own model, step or evaluate", repr(what), "Leave what out.")
     if what == "position":
         if choices is not None:
-            fail("--choices beside --what attention, norm or optimizer", "--what position", "Name --positions.")
+            fail("--choices only with --what attention, norm or optimizer", "--what position", "Use --positions.")
     else:
         if positions is not None and (len(positions) != 1 or positions[0] in (EVERY, STANDARD)):
             fail(f"one position for all models of --what {what}", ", ".join(positions), "Name one, or leave it out.")
@@ -90,16 +90,16 @@ def changes_of(request: CompareRequest) -> dict[str, Any]:
 def as_typed(request: CompareRequest) -> dict[str, str]:
     """The request's model, step and evaluate that were named, as they were typed."""
     functions = {"model": request.model, "step": request.step, "evaluate": request.evaluate}
-    return {name: given for name, given in functions.items() if isinstance(given, str)}
+    return {name: typed for name, typed in functions.items() if isinstance(typed, str)}
 
 
 def _procedure(request: CompareRequest) -> Procedure:
     better = request.better
     if request.evaluate is None:
         if better is not None:
-            fail("better beside evaluate", f"better={better!r} alone", "Leave it out: of a loss less is better.")
+            fail("better only with evaluate", f"better={better!r} alone", "Leave it out: lower is better for a loss.")
     elif better is None:
-        fail("better='higher' or 'lower' beside evaluate", "none", "Say which of its figures are better.")
+        fail("better='higher' or 'lower' with evaluate", "none", "Say whether higher or lower figures are better.")
     else:
         require_choice(better, "better", ("higher", "lower"))
     return Procedure(

@@ -139,16 +139,17 @@ class ComparisonSettings:
         chosen = listed(chosen, task) or canonical(chosen, axes, procedure)
         for name in chosen if procedure.build is None else ():
             if axes not in find(name).token_axes:
-                fail(f"positions that make sense on {task.kind} for task {task.name}", repr(name), "Leave it out.")
+                fail(f"positions that suit {task.kind} for task {task.name}", repr(name), "Leave it out.")
         changes, steps = changes_of(request), request.steps
         if steps is None and request.quick:
             steps = changes.get("steps", QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS)
         for name in changes.keys() & OF_THE_MODEL if procedure.build is not None else ():
-            came = f"{name}, which is of relpos's own models"
-            fail("numbers of training beside a model of one's own", came, f"Leave {name} out.")
+            fail(
+                "training settings, with your own model", f"{name}, a setting of relpos's models", f"Leave {name} out."
+            )
         used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
         if procedure.measures and used.optimizer.startswith("sophia"):
-            fail("adamw or lion with a step or evaluate of one's own", used.optimizer, "Choose one of them.")
+            fail("adamw or lion, with your own step or evaluate", used.optimizer, "Choose one of them.")
         named: tuple[str, ...] = ()
         if kind != "position":  # in the order of the list, whose first the others are measured against
             named = tuple(name for name in CHOICES[kind] if request.choices is None or name in request.choices)
@@ -203,8 +204,8 @@ class ComparisonSettings:
 
 def canonical(positions: tuple[str, ...], axes: int, procedure: Procedure = OURS) -> tuple[str, ...]:
     """Replace aliases by preset names, on tokens with `axes` axes; each name once."""
-    own = OWN if procedure.build is not None else None
-    return tuple(dict.fromkeys(name if name == own else find(name, axes).name for name in positions))
+    users_own = OWN if procedure.build is not None else None
+    return tuple(dict.fromkeys(name if name == users_own else find(name, axes).name for name in positions))
 
 
 def listed(positions: tuple[str, ...] | None, task: Task) -> tuple[str, ...] | None:
@@ -227,7 +228,7 @@ def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task:
             with torch.no_grad():
                 model(inputs)
         except NotImplementedError:
-            fail(f"a position that {name} attention takes", repr(position), "Leave out --positions, or that choice.")
+            fail(f"a position that {name} attention supports", repr(position), f"Leave out --positions, or {name}.")
 
 
 def _learns(model: nn.Module) -> bool:
@@ -241,9 +242,9 @@ def default_folder(settings: ComparisonSettings) -> Path:
     whole = [settings.to_json(), plain(environment(settings.device))]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
-    for own in ("images", "text"):
-        if own in settings.task_options:
-            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[own]).name) or name
+    for key in ("images", "text"):
+        if key in settings.task_options:
+            name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[key]).name) or name
     if settings.what != "position":
         name += f"-{settings.what}"
     return Path("runs") / f"{name}{'-quick' if settings.quick else ''}-{digest}"
@@ -276,7 +277,7 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
         return find_choice(settings.what, name).describe()
     rules = list(growth(procedure.tried(settings.recipe, task, name)))
     if name == OWN:
-        known = "what the model knows of position by itself"
+        known = "the model's own position"
         if procedure.build is build_swin:
             known = "a table of offsets within each window (relative_2d)"
         elif isinstance(procedure.build, LibraryModel):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relpos.report.measure import Measure, measure_of
-from relpos.report.standings import Standing, Standings, contenders, far_probe, outcomes, place, stand
+from relpos.report.standings import Standing, Standings, contenders, far_probe, in_words, outcomes, stand
 from relpos.results import Results
 
 NAMED_AT_MOST = 3
@@ -75,24 +75,22 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
     if not test.beats_chance:
         chance, reached = figure(test.chance or 0.0), test.best.reached
         if reached.mean > (test.chance or 0.0) + 2 * test.measure.little:
-            best = f"{_name(test.best, test)} {place(test.probe)}"
-            line = f"Undecided: {best}, but by its interval chance ({chance}) too."
+            best = f"{_name(test.best, test)} {in_words(test.probe)}"
+            line = f"Undecided: the best is {best}, but its interval includes chance ({chance})."
             return [line, "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."], []
-        line = (
-            f"Nothing does better than chance ({chance}) {place(test.probe)}: the highest is {_name(test.best, test)}."
-        )
+        line = f"Nothing is better than chance ({chance}) {in_words(test.probe)}: the best is {_name(test.best, test)}."
         return [line, "Train longer (--steps), or check the labels."], []
     if away is not None and not away.beats_chance:
         away = None
     if len(test.entries) == 1:
         return [
-            f"Only {test.best.contender.name} was measured: {figure(test.best.reached.mean)} {place(test.probe)}."
+            f"Only {test.best.contender.name} was measured: {figure(test.best.reached.mean)} {in_words(test.probe)}."
         ], []
     if results.settings.seeds == 1 or not test.best.reached.covers_seeds:
         boards = [test] if away is None else [test, away]
         named = list(dict.fromkeys(board.best.contender.name for board in boards))
         lead = "So far " + ", ".join(_ahead(board) for board in boards)
-        left = "after one seed" if results.settings.seeds == 1 else "while one seed alone has finished"
+        left = "after one seed" if results.settings.seeds == 1 else "while only one seed has finished"
         line = f"Undecided {left}: run the same command with --seeds {max(3, results.settings.seeds)}."
         return [line, f"{lead}."], named
     boards = [test] if away is None else [test, away]
@@ -103,22 +101,22 @@ def _lines(results: Results, test: Standings | None, away: Standings | None) -> 
 
 def _no_matter(boards: list[Standings]) -> list[str]:
     """`none` is tied with the best everywhere: either the gain is small, or too few tests were made to see it."""
-    measure, where = boards[0].measure, listed([place(board.probe) for board in boards])
+    measure, where = boards[0].measure, listed([in_words(board.probe) for board in boards])
     most = 0.0
     for board in boards:
-        own = board.of("none")
-        if own is not None and own.behind is not None:
-            most = max(most, own.behind.high)
+        of_none = board.of("none")
+        if of_none is not None and of_none.behind is not None:
+            most = max(most, of_none.behind.high)
         else:  # `none` is the best: the most that others may be ahead
             most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
     most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may exceed 1
     if most <= 2 * measure.little:
         return [
             f"Position does not matter on these data: every mechanism is tied with none {where}.",
-            f"At most {measure.gap(most)} are to be gained. Take none, which costs nothing.",
+            f"Another position would gain at most {measure.gap(most)}. Choose none, which costs nothing.",
         ]
     return [
-        f"Undecided: none is tied with the best {where}, but up to {measure.gap(most)} may be hidden.",
+        f"Undecided: none is tied with the best {where}, but a gain of up to {measure.gap(most)} is possible.",
         "Run more seeds (--seeds 5), or test on more data.",
     ]
 
@@ -130,7 +128,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         board, pool = rank, everywhere
         name = pool[0]
         reached = [
-            f"{one.measure.figure(entry.reached.mean)} {place(one.probe)}"
+            f"{one.measure.figure(entry.reached.mean)} {in_words(one.probe)}"
             for one in ([test] if away is None else [test, away])
             if (entry := one.of(name))
         ]
@@ -149,7 +147,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
     if cheap is not None and len(pool) > 1 and _apart(results, cheap[0], pool):
         name, words = cheap
         also = f"{name} also costs" if name in named else f"{name} costs"
-        where = "" if everywhere else f" {place(board.probe)}"
+        where = "" if everywhere else f" {in_words(board.probe)}"
         lines.append(f"{also} least among those tied with the best{where}: {words}.")
         named += [name]
     elif cheap is not None and len(pool) == len(lines) == 1 and name != first_of(results):
@@ -162,15 +160,17 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
 def _best(board: Standings) -> str:
     tied = board.tied[1:]
     also = f"; tied with {listed(tied, NAMED_AT_MOST)}" if tied else ""
-    return f"{board.best.contender.name} ({board.measure.figure(board.best.reached.mean)} {place(board.probe)}{also})"
+    return (
+        f"{board.best.contender.name} ({board.measure.figure(board.best.reached.mean)} {in_words(board.probe)}{also})"
+    )
 
 
 def _ahead(board: Standings) -> str:
     """The one that is ahead after one seed, or those tied."""
     figure, tied = board.measure.figure(board.best.reached.mean), board.tied
     if len(tied) > 1:
-        return f"{listed(tied, NAMED_AT_MOST)} are tied {place(board.probe)} (up to {figure})"
-    return f"{tied[0]} is ahead {place(board.probe)} ({figure})"
+        return f"{listed(tied, NAMED_AT_MOST)} are tied {in_words(board.probe)} (up to {figure})"
+    return f"{tied[0]} is ahead {in_words(board.probe)} ({figure})"
 
 
 def _name(standing: Standing, board: Standings) -> str:
@@ -207,10 +207,10 @@ def _cheapest(results: Results, names: Sequence[str]) -> tuple[str, str] | None:
     tokens = cost_tokens(results)
     if tokens is None:
         return None
-    found = [(cost, name) for name in names if (cost := step_cost(results, name, tokens)) is not None]
-    if not found:
+    costs = [(cost, name) for name in names if (cost := step_cost(results, name, tokens)) is not None]
+    if not costs:
         return None
-    cost, name = min(found)
+    cost, name = min(costs)
     words = f"{cost:,.1f} ms a step"
     if relative(results):
         times = f"{cost:.2f} times" if cost > AS_FAST else "about as long as"
@@ -246,8 +246,8 @@ def _flips(test: Standings | None, away: Standings | None) -> list[str]:
     verb = "scores" if away.measure.is_share else "needs"
     worse = "below" if away.measure.is_share else "more than"
     return [
-        f"Rankings flip under {under}: {name}, {stood} {place(test.probe)}, {verb} {away.measure.gap(gap)} "
-        f"{worse} {away.best.contender.name} {place(away.probe)}."
+        f"Rankings flip under {under}: {name}, {stood} {in_words(test.probe)}, {verb} {away.measure.gap(gap)} "
+        f"{worse} {away.best.contender.name} {in_words(away.probe)}."
     ]
 
 
@@ -259,7 +259,7 @@ def _at_least(measure: Measure, first: Standing, second: Standing) -> bool:
 def _plain_rate(results: Results) -> list[str]:
     """Differences beyond the interval without the recipe's position learning rate."""
     measure, times = measure_of(results), results.settings.recipe.position_learning_rate_multiplier
-    found = []
+    sentences = []
     for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
         parts = []
         for contender in contenders(results, probe, "x1"):
@@ -269,29 +269,32 @@ def _plain_rate(results: Results) -> list[str]:
                 parts.append((abs(ahead.mean), f"{contender.label} scores {measure.gap(abs(ahead.mean))} {direction}"))
         if parts:
             words = listed([text for _, text in sorted(parts, reverse=True)], NAMED_AT_MOST)
-            found.append(f"Without the {times:g}x position learning rate, {place(probe)}: {words} the figure with it.")
-    return found
+            sentences.append(
+                f"Without the {times:g}x position learning rate, {in_words(probe)}: {words} the figure with it."
+            )
+    return sentences
 
 
 def _cautions(results: Results, *boards: Standings | None) -> list[str]:
-    found, settings = [], results.settings
+    cautions, settings = [], results.settings
     ended = [len(results.runs(name)) + len(results.runs(name, diverged=True)) for name in results.names]
     if missing := sum(max(0, settings.seeds - count) for count in ended):
-        found.append(f"Unfinished: {missing} of the training runs asked for are not there yet.")
+        cautions.append(f"Unfinished: {missing} of the requested training runs are missing.")
     for name in results.names:
         every = [run for run in results.records if run.name == name]
         lost = [run for run in every if run.diverged is not None]
         if lost and (where := lost[0].diverged):
             many = f"{len(lost)} of its {len(every)} runs" if len(every) > 1 else "its only run"
-            left = "it has no figure" if len(lost) == len(every) else "its figures are of the others alone"
-            found.append(
+            left = "it has no figure" if len(lost) == len(every) else "its figures are only from the others"
+            cautions.append(
                 f"{name} diverged in {many}: with seed {lost[0].seed} the {where.what} was {where.value} at step "
                 f"{where.step}, at the learning rate {where.rate:.1e}; {left}."
             )
     if settings.seeds == 2 and not settings.quick:
-        found.append("Two seeds say little of how models differ: run the same command with --seeds 5 to rely on it.")
+        cautions.append("Two seeds are few: for a reliable result, run the same command with --seeds 5.")
     for board in boards:
         if board is not None and board.left_out_seeds:
             seeds = listed([str(seed) for seed in board.left_out_seeds])
-            found.append(f"Seed {seeds} is left out {place(board.probe)}: not everything has finished there.")
-    return found
+            left_out = f"Seeds {seeds} are" if len(board.left_out_seeds) > 1 else f"Seed {seeds} is"
+            cautions.append(f"{left_out} left out {in_words(board.probe)}: not all runs have finished.")
+    return cautions

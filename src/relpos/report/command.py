@@ -22,16 +22,16 @@ def command_line(results: Results) -> str:
     settings = results.settings
     request = requested(settings)
     functions = [getattr(request, name) for name in _FUNCTIONS]
-    if settings.task == "datasets" or not all(isinstance(given, str | None) for given in functions):
+    if settings.task == "datasets" or not all(isinstance(one, str | None) for one in functions):
         return _call(request)
     return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), "--out", "DIR"]))
 
 
 def requested(settings: SettingsRecord) -> CompareRequest:
     """The request that repeats a comparison. A function that only Python can hand over is a `_Name`."""
-    own = {name: as_given(settings, name) for name in _FUNCTIONS}
+    named = {name: as_given(settings, name) for name in _FUNCTIONS}
     functions: dict[str, Any] = {
-        name: given if given is None or _is_typed(given) else _Name(given) for name, given in own.items()
+        name: text if text is None or _is_typed(text) else _Name(text) for name, text in named.items()
     }
     changes = dict(settings.changes)
     options: dict[str, Any] = {
@@ -41,7 +41,7 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         **{**options, "rotate": bool(options["rotate"])},
         **functions,
         data=_Name("(train, validation, test)") if settings.task == "datasets" else _data(settings),
-        better=settings.better if own["evaluate"] is not None else None,
+        better=settings.better if named["evaluate"] is not None else None,
         what=settings.what,
         choices=tuple(settings.choices) if settings.what != "position" else None,
         positions=tuple(settings.positions),
@@ -81,7 +81,7 @@ def _quoted(word: str) -> str:
 _BUILT_IN = ("digits", "text")
 """Names that `--data` does not read as paths."""
 _FUNCTIONS = ("model", "step", "evaluate")
-_TOLD_APART = re.compile(r"(, (timm|transformers) [^, ]+)?(, sha256 [0-9a-f]{12}(, .*)?)?", re.DOTALL)
+_FINGERPRINT = re.compile(r"(, (timm|transformers) [^, ]+)?(, sha256 [0-9a-f]{12}(, .*)?)?", re.DOTALL)
 """The text after a function's name in its description: a library's version, a fingerprint, a random number."""
 
 
@@ -90,28 +90,28 @@ def as_given(settings: SettingsRecord, name: str) -> str | None:
 
     Results of older versions have only the name, without the file's folder.
     """
-    held: str | None = getattr(settings, name)
-    if held is None or name in settings.given:
+    text: str | None = getattr(settings, name)
+    if text is None or name in settings.given:
         return settings.given.get(name)
-    end = next(at for at in range(len(held) + 1) if _TOLD_APART.fullmatch(held, at))
-    return held[:end]
+    end = next(at for at in range(len(text) + 1) if _FINGERPRINT.fullmatch(text, at))
+    return text[:end]
 
 
-def _is_typed(held: str) -> bool:
+def _is_typed(text: str) -> bool:
     """Whether the command accepts it: FILE.py:NAME, or a model's name."""
-    return held == "swin" or ".py:" in held or held.startswith(("timm:", "hf:"))
+    return text == "swin" or ".py:" in text or text.startswith(("timm:", "hf:"))
 
 
 def _call(request: CompareRequest) -> str:
     """The call in Python; the reader must define the functions and datasets that it names."""
-    given = ((name, getattr(request, name)) for name in asked(request, _ORDER))
-    return "\n".join(["relpos.compare(", *(f"    {name}={value!r}," for name, value in given), "    out=DIR,", ")"])
+    arguments = [f"    {name}={getattr(request, name)!r}," for name in asked(request, _ORDER)]
+    return "\n".join(["relpos.compare(", *arguments, "    out=DIR,", ")"])
 
 
 def _data(settings: SettingsRecord) -> str:
     """The value of `--data`: a folder, a file, or the name of data that come with the libraries."""
-    own = settings.task_options
-    data = own.get("images", own.get("text"))
+    options = settings.task_options
+    data = options.get("images", options.get("text"))
     return settings.task if data is None else f"./{data}" if data in _BUILT_IN else str(data)
 
 

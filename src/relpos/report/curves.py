@@ -12,7 +12,7 @@ import numpy as np
 from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
 from relpos.report.drawing.charts import Chart, Point
 from relpos.report.measure import measure_of
-from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, outcomes, place
+from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, in_words, outcomes
 from relpos.results import ProbeRecord, Results
 
 AT_MOST = 8
@@ -23,12 +23,12 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
     shown: dict[str, dict[str, list[Point]]] = {}
     for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
         lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
-        shown[place(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
+        shown[in_words(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
     tokens = cost_tokens(results)
     if tokens is None:
         return []
     unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
-    found = []
+    charts = []
     for title, lines in shown.items():
         costed = {
             name: [replace(point, x=cost, label="")]
@@ -37,8 +37,8 @@ def overview(results: Results, advice: Advice) -> list[Chart]:
         }
         if not costed:
             return []
-        found.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
-    return found
+        charts.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
+    return charts
 
 
 def curves(results: Results, advice: Advice) -> list[Chart]:
@@ -46,8 +46,8 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
     test = results.task.probes[0]
     charts = []
     for group, title, across in (
-        ("shift", "Moved beyond where training put it", "pixels"),
-        ("canvas", "On larger canvases", "side of the canvas, pixels"),
+        ("shift", "Shifted farther than in training", "pixels"),
+        ("canvas", "On larger canvases", "height of the canvas, pixels"),
         ("length", "The same text in longer pieces", "bytes read at once"),
         ("rotation", "Rotated", "degrees counter-clockwise"),
     ):
@@ -60,16 +60,18 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
         lines = _lines(results, asked) if probes else {}
         if lines:
             charts.append(_chart(results, title, across, lines, advice, log=group == "length", chance=True))
-    return [chart for chart in [*charts, _by_place(results, advice), _training(results, advice)] if chart is not None]
+    return [
+        chart for chart in [*charts, _by_position(results, advice), _training(results, advice)] if chart is not None
+    ]
 
 
 def _lines(results: Results, asked: Sequence[tuple[ProbeRecord, float]]) -> dict[str, list[Point]]:
-    found = {}
+    lines = {}
     for name in results.names:
         points = [point for probe, x in asked if (point := _point(results, name, probe, x))]
         if len(points) > 1:
-            found[name] = points
-    return found
+            lines[name] = points
+    return lines
 
 
 def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point | None:
@@ -77,12 +79,12 @@ def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point |
     scored = outcomes(results, Contender(name, rule), probe)
     if not scored:
         return None
-    found = measure_of(results).interval(scored)
+    interval = measure_of(results).interval(scored)
     label = f"{x:,g}" if probe.group != "test" or x else "0"
-    return Point(x, found.mean, found.low, found.high, label)
+    return Point(x, interval.mean, interval.low, interval.high, label)
 
 
-def _by_place(results: Results, advice: Advice) -> Chart | None:
+def _by_position(results: Results, advice: Advice) -> Chart | None:
     """Bits of the bytes at each position of the longest text."""
     probes = results.probes("length")
     if not probes:
@@ -99,7 +101,7 @@ def _by_place(results: Results, advice: Advice) -> Chart | None:
             means = np.mean(by_seed, axis=0)
             width = probe.x / len(means)
             lines[name] = [Point((at + 0.5) * width, mean, mean, mean) for at, mean in enumerate(means.tolist())]
-    return _chart(results, f"Where in {probe.x:,g} bytes", "position, bytes", lines, advice) if lines else None
+    return _chart(results, f"By position in {probe.x:,g} bytes", "position, bytes", lines, advice) if lines else None
 
 
 def _training(results: Results, advice: Advice) -> Chart | None:
@@ -112,7 +114,7 @@ def _training(results: Results, advice: Advice) -> Chart | None:
             means = np.mean([curve.validation[:least] for curve in by_seed], axis=0).tolist()
             steps = by_seed[0].validation_step
             lines[name] = [Point(step, mean, mean, mean) for step, mean in zip(steps, means, strict=False)]
-    return _chart(results, "Validation while training", "steps", lines, advice) if lines else None
+    return _chart(results, "Validation during training", "steps", lines, advice) if lines else None
 
 
 def _chart(
@@ -129,8 +131,8 @@ def _chart(
     left_out = f" ({len(shown)} of {len(lines)})" if len(shown) < len(lines) else ""
     of_chance = chance_of(results) if chance else None
     measure = measure_of(results)
-    own = f"figure ({measure.better} is better)" if measure.key == "figure" else ""
-    return Chart(title + left_out, across, shown, measure.is_share, log, of_chance, advice.named, own)
+    figure = f"figure ({measure.better} is better)" if measure.key == "figure" else ""
+    return Chart(title + left_out, across, shown, measure.is_share, log, of_chance, advice.named, figure)
 
 
 def _front(results: Results, lines: Mapping[str, Sequence[Point]], advice: Advice) -> list[str]:

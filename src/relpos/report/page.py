@@ -19,7 +19,7 @@ from relpos.report.command import as_given, bibtex, citation, command_line
 from relpos.report.curves import curves, overview
 from relpos.report.drawing.attention_maps import attention_svgs
 from relpos.report.drawing.canvas import LAID_OUT, to_png, to_svg
-from relpos.report.drawing.charts import Chart, draw, figures_beside
+from relpos.report.drawing.charts import Chart, draw, paired_figures
 from relpos.report.drawing.learned_positions import learned_svgs
 from relpos.report.drawing.palette import styles, stylesheet
 from relpos.report.measure import measure_of
@@ -62,7 +62,7 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
     results = read(results)
     advice = advise(results)
     charts = [*overview(results, advice), *curves(results, advice)][:2]
-    to_png(figures_beside(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
+    to_png(paired_figures(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
 
 
 def notebook_html(results: Results | Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ def _context(results: Results) -> dict[str, Any]:
         "settings": settings,
         "task": results.task,
         "recipe": _recipe(settings),
-        "own": {name: held for name in ("model", "step", "evaluate") if (held := getattr(settings, name))},
+        "own": {name: text for name in ("model", "step", "evaluate") if (text := getattr(settings, name))},
         "advice": advice,
         "measure": measure,
         "kinds": KINDS[settings.what],
@@ -181,7 +181,7 @@ _OF_MODEL = (
 def _recipe(settings: SettingsRecord) -> dict[str, Any]:
     """The recipe's fields; for the user's own model only those of training."""
     fields: dict[str, Any] = plain(settings.recipe)
-    return {name: held for name, held in fields.items() if settings.model is None or name not in _OF_MODEL}
+    return {name: value for name, value in fields.items() if settings.model is None or name not in _OF_MODEL}
 
 
 def _trained(results: Results) -> str:
@@ -211,50 +211,52 @@ def _drawn(charts: Sequence[Chart], looks: dict[str, Any], name: str) -> list[di
 
 def _gaps(table: Table) -> list[str]:
     """The reasons for missing figures in the table, each once: "reason: names"."""
-    found: dict[str, dict[str, None]] = {}
+    by_reason: dict[str, dict[str, None]] = {}
     for row in table.rows:
         for cell in row.cells:
             if cell.reason and cell.text == NOTHING:
-                found.setdefault(cell.reason, {})[row.contender.name] = None
-    return [f"{reason}: {listed(list(names))}" for reason, names in found.items()]
+                by_reason.setdefault(cell.reason, {})[row.contender.name] = None
+    return [f"{reason}: {listed(list(names))}" for reason, names in by_reason.items()]
 
 
 def _learned(results: Results, ranked: Sequence[str]) -> list[dict[str, Any]]:
     """The first seed's pictures of every mechanism that has any, best mechanism first."""
-    found = []
+    entries = []
     firsts = [(name, run) for name in ranked for run in results.runs(name)[:1] if run.learned]
     firsts.sort(key=lambda pair: pair[1].parameters.position == 0)  # formulas come last
     for index, (name, run) in enumerate(firsts):
         pictures = learned_svgs(run.learned, name=f"learned-{index}", mechanism=name)
-        note = "" if run.parameters.position else "Given by a formula: nothing of it is learned."
-        found.append({"name": name, "note": note, "pictures": [(text, Markup(svg)) for text, svg in pictures]})
-    return found
+        note = "" if run.parameters.position else "Given by a formula, not learned."
+        entries.append({"name": name, "note": note, "pictures": [(text, Markup(svg)) for text, svg in pictures]})
+    return entries
 
 
 def _without_picture(results: Results, names: Sequence[str]) -> list[str]:
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name in names:
         if results.runs(name):
             reason = NO_PICTURE.get(results.mechanism(name).family, "nothing was recorded")
-            found.setdefault(reason, []).append(name)
+            by_reason.setdefault(reason, []).append(name)
     return (
-        [f"{listed(same)}: {reason}" for reason, same in found.items()] if results.settings.what == "position" else []
+        [f"{listed(same)}: {reason}" for reason, same in by_reason.items()]
+        if results.settings.what == "position"
+        else []
     )
 
 
 def _attention(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for name in dict.fromkeys(names):
         run = next(iter(results.runs(name)), None)
-        if run is not None and run.attention is not None and len(found) < LOOKED_AT:
-            svgs = attention_svgs(run.attention, name=f"look-{len(found)}", mechanism=name)
-            found.append({"name": name, "pictures": [Markup(svg) for svg in svgs]})
-    return found
+        if run is not None and run.attention is not None and len(entries) < LOOKED_AT:
+            svgs = attention_svgs(run.attention, name=f"look-{len(entries)}", mechanism=name)
+            entries.append({"name": name, "pictures": [Markup(svg) for svg in svgs]})
+    return entries
 
 
 def _samples(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
-    found = [(name, run.sample) for name in dict.fromkeys(names) for run in results.runs(name)[:1] if run.sample]
-    return [{"name": name, **plain(sample)} for name, sample in found[:LOOKED_AT]]
+    samples = [(name, run.sample) for name in dict.fromkeys(names) for run in results.runs(name)[:1] if run.sample]
+    return [{"name": name, **plain(sample)} for name, sample in samples[:LOOKED_AT]]
 
 
 def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:

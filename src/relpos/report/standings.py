@@ -74,13 +74,13 @@ class Standings:
 
 def contenders(results: Results, probe: ProbeRecord, variant: str = "recipe") -> list[Contender]:
     """All contenders with a figure on a probe, in the order of mechanisms, then of their rules."""
-    found: dict[Contender, None] = {}
+    known: dict[Contender, None] = {}
     for name in results.names:
         for run in results.runs(name, variant):
             for metric in run.metrics:
                 if metric.probe == probe.id and metric.reason is None:
-                    found[Contender(name, metric.growth)] = None
-    return list(found)
+                    known[Contender(name, metric.growth)] = None
+    return list(known)
 
 
 def outcomes(results: Results, contender: Contender, probe: ProbeRecord, variant: str = "recipe") -> Scored:
@@ -105,9 +105,11 @@ def reasons(results: Results, probe: ProbeRecord) -> dict[str, str]:
     found = {}
     for name in results.names:
         if name not in measured:
-            own = [metric.reason for run in results.runs(name) for metric in run.metrics if metric.probe == probe.id]
+            recorded = [
+                metric.reason for run in results.runs(name) for metric in run.metrics if metric.probe == probe.id
+            ]
             lost = results.runs(name, diverged=True) and not results.runs(name)
-            found[name] = "diverged" if lost else next((reason for reason in own if reason), "not finished")
+            found[name] = "diverged" if lost else next((reason for reason in recorded if reason), "not finished")
     return found
 
 
@@ -159,7 +161,7 @@ def chance_of(results: Results) -> float | None:
     return 1.0 / len(results.task.classes) if results.task.classes and measure_of(results).is_share else None
 
 
-def place(probe: ProbeRecord) -> str:
+def in_words(probe: ProbeRecord) -> str:
     """A probe in a sentence: "on the test images", "at +3 pixels", "on the canvas 24 x 24, anywhere"."""
     if probe.group == "test":
         what = "images" if probe.image_size else "data"

@@ -75,8 +75,8 @@ def build_table(results: Results, *, every: bool = False) -> Table:
         return _filled(results, columns)
     columns = [column for column in columns if column.keep >= 0]
     if results.settings.what == "position":
-        own = [Column("position parameters", "Parameters that describe position.", 3, _parameters(results))]
-        return _filled(results, [*own, *columns, *_plain_columns(results), *_cost_columns(results)])
+        first = [Column("position parameters", "Parameters that describe position.", 3, _parameters(results))]
+        return _filled(results, [*first, *columns, *_plain_columns(results), *_cost_columns(results)])
     return _filled(results, [*columns, *_choice_columns(results)])
 
 
@@ -135,26 +135,16 @@ def _plain_columns(results: Results) -> list[Column]:
     probes = [results.task.probes[0], *filter(None, [far_probe(results)])]
     note = "with position parameters at the learning rate of the rest"
     return [
-        Column(
-            f"{_title(probe)} without {times:g}x rate",
-            f"{probe.label}, {note}.",
-            0,
-            _figures(results, probe, "x1"),
-        )
+        Column(f"{_title(probe)} without {times:g}x rate", f"{probe.label}, {note}.", 0, _figures(results, probe, "x1"))
         for probe in probes
     ]
 
 
 def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Contender], Cell]:
-    measure, missing, sized = (
-        measure_of(results),
-        reasons(results, probe),
-        {one.growth for one in contenders(results, probe)},
-    )
-    best = best_rules(results)
+    measure, missing, best = measure_of(results), reasons(results, probe), best_rules(results)
+    by_rule = any(one.growth is not None for one in contenders(results, probe))
 
     def cell(contender: Contender) -> Cell:
-        by_rule = sized - {None}
         if not by_rule and contender.growth != best.get(contender.name):
             return Cell("")  # at the trained size all rules give the same figure
         scored = outcomes(results, contender if by_rule else Contender(contender.name), probe, variant)
@@ -162,21 +152,21 @@ def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Co
             lost = results.runs(contender.name, variant, diverged=True)
             why = "diverged" if lost else missing.get(contender.name, "trained with the recipe only")
             return Cell("diverged" if lost else NOTHING, reason=why)
-        found = measure.interval(scored)
-        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
-        if found.low == 0.0 or (measure.is_share and found.high == 1.0):  # clipped, so not symmetric
-            half = f"({measure.bounds(found)})"
-        return Cell(measure.number(found.mean), measure.bounds(found), found.mean, half)
+        interval = measure.interval(scored)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
+        if interval.low == 0.0 or (measure.is_share and interval.high == 1.0):  # clipped, so not symmetric
+            half = f"({measure.bounds(interval)})"
+        return Cell(measure.number(interval.mean), measure.bounds(interval), interval.mean, half)
 
     return cell
 
 
 def _parameters(results: Results, what: str = "position") -> Callable[[Contender], Cell]:
     def cell(contender: Contender) -> Cell:
-        own = [run for run in results.records if run.name == contender.name]
-        if not own:
+        runs = [run for run in results.records if run.name == contender.name]
+        if not runs:
             return Cell(NOTHING, reason="not finished")
-        count = int(getattr(own[0].parameters, what))
+        count = int(getattr(runs[0].parameters, what))
         return Cell(f"{count:,}", sort=float(count))
 
     return _of_mechanism(results, cell)
@@ -195,37 +185,30 @@ def _cost_columns(results: Results) -> list[Column]:
     columns = []
     for tokens in results.token_counts:
         text = f"{note}, at {tokens:,} tokens."
-        columns.append(Column(f"step {unit}, {tokens:,} tokens", text, 5, _step(results, tokens)))
+        form = "{:.2f}" if relative(results) else "{:,.1f}"
+        step = _cost(results, tokens, form, lambda entry: step_cost(results, entry.name, entry.tokens))
+        columns.append(Column(f"step {unit}, {tokens:,} tokens", text, 5, step))
     weighed = [entry.tokens for entry in results.costs if entry.peak_memory_mib is not None]
     if weighed:
         most = max(weighed)
-        note = f"Peak memory of a training step at {most:,} tokens, less the process before the model was built."
-        columns.append(Column(f"MiB, {most:,} tokens", note, 1, _memory(results, most)))
+        note = f"Peak memory of a training step at {most:,} tokens, above the level before the model was built."
+        columns.append(Column(f"MiB, {most:,} tokens", note, 1, _cost(results, most, "{:,.0f}", _memory)))
     return columns
 
 
-def _step(results: Results, tokens: int) -> Callable[[Contender], Cell]:
-    def cell(contender: Contender) -> Cell:
-        cost = step_cost(results, contender.name, tokens)
-        if cost is None:
-            return Cell(NOTHING, reason=_why(results.cost(contender.name, tokens)))
-        return Cell(f"{cost:.2f}" if relative(results) else f"{cost:,.1f}", sort=cost)
-
-    return _of_mechanism(results, cell)
+def _memory(entry: Cost) -> float | None:
+    return entry.peak_memory_mib
 
 
-def _memory(results: Results, tokens: int) -> Callable[[Contender], Cell]:
+def _cost(results: Results, tokens: int, form: str, of: Callable[[Cost], float | None]) -> Callable[[Contender], Cell]:
     def cell(contender: Contender) -> Cell:
         entry = results.cost(contender.name, tokens)
-        if entry is None or entry.peak_memory_mib is None:
-            return Cell(NOTHING, reason=_why(entry))
-        return Cell(f"{entry.peak_memory_mib:,.0f}", sort=entry.peak_memory_mib)
+        value = None if entry is None else of(entry)
+        if value is None:
+            return Cell(NOTHING, reason=(entry and entry.reason) or "not measured")
+        return Cell(form.format(value), sort=value)
 
     return _of_mechanism(results, cell)
-
-
-def _why(entry: Cost | None) -> str:
-    return (entry.reason if entry is not None else None) or "not measured"
 
 
 def _choice_columns(results: Results) -> list[Column]:
@@ -233,21 +216,21 @@ def _choice_columns(results: Results) -> list[Column]:
     first, measure, test = results.names[0], measure_of(results), results.task.probes[0]
 
     def ahead(contender: Contender) -> Cell:
-        own, other = outcomes(results, contender, test), outcomes(results, Contender(first), test)
-        if contender.name == first or not set(own) & set(other):
+        outcome, of_first = outcomes(results, contender, test), outcomes(results, Contender(first), test)
+        if contender.name == first or not set(outcome) & set(of_first):
             return Cell(NOTHING)
-        found = measure.ahead(own, other)
-        half = f"\N{PLUS-MINUS SIGN}{measure.size((found.high - found.low) / 2)}"
-        bounds = f"{measure.size(found.low)} to {measure.size(found.high)}"
-        return Cell(measure.size(found.mean), bounds, found.mean, half)
+        interval = measure.ahead(outcome, of_first)
+        half = f"\N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
+        bounds = f"{measure.size(interval.low)} to {measure.size(interval.high)}"
+        return Cell(measure.size(interval.mean), bounds, interval.mean, half)
 
-    def kept(contender: Contender) -> Cell:
-        own = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
-        return Cell(f"{own[0]:.2f}", sort=own[0]) if own and own[0] is not None else Cell(NOTHING)
+    def state(contender: Contender) -> Cell:
+        numbers = [entry.state_per_parameter for entry in results.costs if entry.name == contender.name]
+        return Cell(f"{numbers[0]:.2f}", sort=numbers[0]) if numbers and numbers[0] is not None else Cell(NOTHING)
 
-    def grows(figure: str) -> Callable[[Contender], Cell]:
+    def grows(of: Callable[[Cost], float | None]) -> Callable[[Contender], Cell]:
         def cell(contender: Contender) -> Cell:
-            power = growth(results, contender.name, figure)
+            power = growth(results, contender.name, of)
             return Cell(NOTHING) if power is None else Cell(f"{power:.2f}", sort=power)
 
         return cell
@@ -257,12 +240,12 @@ def _choice_columns(results: Results) -> list[Column]:
         Column("parameters", "Of the model.", 0, _parameters(results, "total")),
     ]
     if results.settings.what == "optimizer":
-        columns.append(Column("kept per parameter", "Numbers that the optimizer keeps for each parameter.", 0, kept))
+        columns.append(Column("state per parameter", "Numbers that the optimizer stores for each parameter.", 0, state))
     columns += _cost_columns(results)
     if len(grown_sizes(results)) >= FITTED:
         sizes = listed_sizes(results)
-        columns.append(Column("time ~ N^", f"Exponent of the time over {sizes} tokens.", 4, grows("time")))
-        columns.append(Column("memory ~ N^", f"Exponent of the memory over {sizes} tokens.", 2, grows("memory")))
+        columns.append(Column("time ~ N^", f"Exponent of the time over {sizes} tokens.", 4, grows(_time)))
+        columns.append(Column("memory ~ N^", f"Exponent of the memory over {sizes} tokens.", 2, grows(_memory)))
     return columns
 
 
@@ -273,22 +256,20 @@ def listed_sizes(results: Results) -> str:
 
 def grown_sizes(results: Results) -> list[int]:
     """The token counts with the most common batch and depth, ascending, so that only N differs."""
-    found: dict[tuple[int, int | None], set[int]] = {}
+    by_shape: dict[tuple[int, int | None], set[int]] = {}
     for entry in results.costs:
-        found.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
-    return max((sorted(sizes) for sizes in found.values()), key=len, default=[])
+        by_shape.setdefault((entry.batch_size, entry.depth), set()).add(entry.tokens)
+    return max((sorted(sizes) for sizes in by_shape.values()), key=len, default=[])
 
 
-def amount(entry: Cost | None, figure: str) -> float | None:
-    """Milliseconds of a step, or MiB of its memory; None if not measured."""
-    if entry is None or figure == "memory":
-        return None if entry is None else entry.peak_memory_mib
+def _time(entry: Cost) -> float | None:
     return None if entry.step_ms is None else entry.step_ms.median
 
 
-def growth(results: Results, name: str, figure: str) -> float | None:
-    """The exponent p of figure = c * N^p for "time" or "memory": least squares on logarithms of three sizes or more."""
-    points = [(n, value) for n in grown_sizes(results) if (value := amount(results.cost(name, n), figure))]
+def growth(results: Results, name: str, of: Callable[[Cost], float | None]) -> float | None:
+    """The exponent p of cost = c * N^p: least squares on logarithms of three sizes or more."""
+    entries = {n: results.cost(name, n) for n in grown_sizes(results)}
+    points = [(n, value) for n, entry in entries.items() if entry is not None and (value := of(entry))]
     if len(points) < FITTED:
         return None
     x, y = np.log(np.asarray(points, dtype=np.float64)).T

@@ -37,37 +37,37 @@ def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH)
 def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType]:
     """The table with the columns that fit `width`; if the deciding columns do not fit, lists instead."""
     built, measure = build_table(results), measure_of(results)
-    kept = [index for index, column in enumerate(built.columns) if column.keep > 0]
+    columns = [index for index, column in enumerate(built.columns) if column.keep > 0]
     left_out: list[Column] = []
-    shown = _table(results, built, kept)
-    while _wide(shown) > width and len(kept) > 1:
-        least = min(kept, key=lambda index: (built.columns[index].keep, -index))
+    shown = _table(results, built, columns)
+    while _wide(shown) > width and len(columns) > 1:
+        least = min(columns, key=lambda index: (built.columns[index].keep, -index))
         if built.columns[least].keep > DECIDES:
             break
-        kept.remove(least)
+        columns.remove(least)
         left_out.append(built.columns[least])
-        shown = _table(results, built, kept)
-    parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, kept, width)
-    what = "Accuracy in %" if measure.is_share else "Bits per byte, fewer are better"
+        shown = _table(results, built, columns)
+    parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, columns, width)
+    what = "Accuracy in %" if measure.is_share else "Bits per byte, lower is better"
     what = f"The figure, {measure.better} is better" if measure.key == "figure" else what
     half = "\N{PLUS-MINUS SIGN} half the width of the 95% interval"
-    cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in kept)
+    cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in columns)
     ends = f", or (its ends) where it stops at {'0 or 100' if measure.is_share else '0'}" if cut_off else ""
     parts.append(_wrapped(f"{what}, {half}{ends}.", width, "italic"))
     if left_out:
         names = "; ".join(column.title for column in left_out)
-        parts.append(_wrapped(f"Left out for width: {names}.", width, "italic"))
+        parts.append(_wrapped(f"Left out to fit the width: {names}.", width, "italic"))
     return parts
 
 
-def _table(results: Results, built: Built, kept: Sequence[int]) -> Table:
+def _table(results: Results, built: Built, columns: Sequence[int]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     shown.add_column(results.settings.what, no_wrap=True)
-    for index in kept:
+    for index in columns:
         title = visible(built.columns[index].title).replace(", ", "\n")
         shown.add_column(Text(title), justify="right", no_wrap=True)
-    for row in _rows(built, kept):
-        shown.add_row(Text(_name(row)), *(Text(_figure(built, row, index)) for index in kept))
+    for row in _rows(built, columns):
+        shown.add_row(Text(_name(row)), *(Text(_figure(built, row, index)) for index in columns))
     return shown
 
 
@@ -75,18 +75,18 @@ def _wide(table: Table) -> int:
     return Console(width=10_000).measure(table).maximum
 
 
-def _lists(built: Built, kept: Sequence[int], width: int) -> list[RenderableType]:
+def _lists(built: Built, columns: Sequence[int], width: int) -> list[RenderableType]:
     """One line per name, and below it one line per figure."""
     parts: list[RenderableType] = []
-    for row in _rows(built, kept):
+    for row in _rows(built, columns):
         parts.append(_wrapped(_name(row), width))
-        figures = [(built.columns[index].title, _figure(built, row, index)) for index in kept]
+        figures = [(built.columns[index].title, _figure(built, row, index)) for index in columns]
         parts += [_wrapped(f"{title}: {figure}", width, indent="  ") for title, figure in figures if figure]
     return parts
 
 
-def _rows(built: Built, kept: Sequence[int]) -> list[Row]:
-    return [row for row in built.rows if any(row.cells[index].text for index in kept)]
+def _rows(built: Built, columns: Sequence[int]) -> list[Row]:
+    return [row for row in built.rows if any(row.cells[index].text for index in columns)]
 
 
 def _name(row: Row) -> str:

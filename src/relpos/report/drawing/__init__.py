@@ -1,4 +1,5 @@
 """Drawing: position mechanisms, learned positions, attention maps, and curves over conditions.
 
-The input is numbers, the output figures. Only `portrait` knows mechanisms and reads their numbers.
+The input is numbers, the output figures. Only `mechanism_data`, `explorer_data`, `notebook`,
+`stored_positions` and `trained_examples` know mechanisms.
 """

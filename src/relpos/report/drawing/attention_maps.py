@@ -22,12 +22,12 @@ IMAGES_AT_MOST = 3
 
 def attention_svgs(attention: Attention, *, name: str, mechanism: str) -> list[str]:
     """One SVG for each of the first few images."""
-    found = []
+    svgs = []
     for index in range(min(IMAGES_AT_MOST, len(attention.image))):
         label, predicted = attention.label[index], attention.predicted[index]
         title = f"Attention of {mechanism} over an image of {label}, predicted {predicted}"
-        found.append(to_svg(attention_figure(attention, index), name=f"{name}-{index}", title=title))
-    return found
+        svgs.append(to_svg(attention_figure(attention, index), name=f"{name}-{index}", title=title))
+    return svgs
 
 
 def attention_figure(attention: Attention, index: int) -> Figure:

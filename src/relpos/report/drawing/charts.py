@@ -1,4 +1,4 @@
-"""Curves over a condition, and accuracy against cost; each line's or point's name is beside the axes, in its colour."""
+"""Curves over a condition, and accuracy against cost; names are to the right of the axes, each in its line's colour."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from relpos_command.visible import visible
 
 WIDTH, HEIGHT = 4.9, 3.1
 LABEL = 7.6
-"""Font size of names beside the axes, in points."""
+"""Font size of the names to the right of the axes, in points."""
 MARKED_AT_MOST = 12
 """Up to this many points, a curve has a marker and an error bar at each."""
 
@@ -83,12 +83,12 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
         xs, means = (np.asarray([getattr(point, key) for point in line]) for key in ("x", "mean"))
         apart = 0.0 if scattered or not few else (index - (len(chart.lines) - 1) / 2) * 0.011
         span = float(np.ptp([point.x for point in points])) or 1.0
-        places = xs * (1 + apart) if chart.log else xs + apart * span
+        shifted = xs * (1 + apart) if chart.log else xs + apart * span
         if few or scattered:
             ends = np.abs(np.asarray([[point.low, point.high] for point in line]).T - means)
-            axes.errorbar(places, means, ends, fmt="none", ecolor=look.colour, elinewidth=0.8, alpha=0.55)
+            axes.errorbar(shifted, means, ends, fmt="none", ecolor=look.colour, elinewidth=0.8, alpha=0.55)
         marker = look.marker if few or scattered else ""
-        drawn = axes.plot(places, means, color=look.colour, linewidth=2.0 if bold else 1.3, marker=marker,
+        drawn = axes.plot(shifted, means, color=look.colour, linewidth=2.0 if bold else 1.3, marker=marker,
                           markersize=6.5 if bold and scattered else 4.5)  # fmt: skip
         if look.dash and not scattered:
             drawn[0].set_dashes(look.dash)
@@ -121,7 +121,7 @@ def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
 
 
 def _name(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
-    """Write names and last figures beside the axes, at the height of the lines' ends if there is room."""
+    """Write names and last figures to the right of the axes, at the height of the lines' ends if there is room."""
     if not chart.lines:
         return
     figure = axes.get_figure(root=True)
@@ -151,18 +151,18 @@ def spread(wanted: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     for index in range(1, len(up)):
         up[index] = max(up[index], up[index - 1] + gap)
         down[-1 - index] = min(down[-1 - index], down[-index] - gap)
-    found = (up + down) / 2
-    found[-1] = min(found[-1], 1.0)
-    for index in range(len(found) - 2, -1, -1):
-        found[index] = min(found[index], found[index + 1] - gap)
-    if found[0] < 0:
-        found += max(-found[0], 0.0) if found[-1] - found[0] < 1 else (1 - found[-1] - found[0]) / 2
-    placed = np.empty_like(found)
-    placed[order] = found
+    heights = (up + down) / 2
+    heights[-1] = min(heights[-1], 1.0)
+    for index in range(len(heights) - 2, -1, -1):
+        heights[index] = min(heights[index], heights[index + 1] - gap)
+    if heights[0] < 0:
+        heights += max(-heights[0], 0.0) if heights[-1] - heights[0] < 1 else (1 - heights[-1] - heights[0]) / 2
+    placed = np.empty_like(heights)
+    placed[order] = heights
     return placed
 
 
-def figures_beside(charts: Sequence[Chart], looks: Mapping[str, Style], title: str) -> Figure:
+def paired_figures(charts: Sequence[Chart], looks: Mapping[str, Style], title: str) -> Figure:
     """Charts side by side under a title, 12.8 inches wide, for a file with a white background."""
     with drawing(ink="#22262b", size=10.0):
         figure = Figure(figsize=(12.8, 4.9))

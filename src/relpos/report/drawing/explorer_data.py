@@ -33,8 +33,8 @@ from relpos.report.drawing.trained_examples import HEAD_DIM, HEADS, SEED, SITES
 STRENGTHS = (1, 4)
 """Scores without position: of vectors of length 1 without scaling, and of heads 16 wide with entries of variance 1."""
 LONG, WIDE = 128, 12
-"""Tokens of a sequence, and of a grid's side, for which offsets are stored."""
-LENGTHS, SIDES = (16, 32), (6, 8)
+"""Tokens of a sequence, and rows and columns of a grid, for which offsets are stored."""
+LENGTHS, GRIDS = (16, 32), (6, 8)
 """Tokens for which pairs are stored."""
 LONGER = 4
 """Rotations along a sequence are drawn at this multiple of the trained length: some act only beyond it."""
@@ -60,20 +60,20 @@ def explored(preset: Preset, trained: Maker | None = None) -> dict[str, Any]:
     Args:
         trained: makes the trained mechanism for a site, or returns None if there is none.
     """
-    found: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
-    found |= _facts(preset)
+    entry: dict[str, Any] = {word: getattr(preset, word) for word in ("name", "title", "summary", "source", "family")}
+    entry |= _facts(preset)
     for name, axes, long, few in (
         ("sequence", 1, Sequence(LONG), [Sequence(n) for n in LENGTHS]),
-        ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in SIDES]),
+        ("grid", 2, Grid(WIDE, WIDE), [Grid(n, n) for n in GRIDS]),
     ):
         if axes not in preset.token_axes:
             continue
-        kept = {"start": _kept(partial(began, preset), long, few)}
+        states = {"start": _numbers(partial(began, preset), long, few)}
         if trained is not None:  # it may be defined only on fewer tokens
-            learned = _kept(trained, long, few) or _kept(trained, few[-1], few)
-            kept |= {} if learned is None else {"trained": learned}
-        found[name] = kept
-    return found
+            learned = _numbers(trained, long, few) or _numbers(trained, few[-1], few)
+            states |= {} if learned is None else {"trained": learned}
+        entry[name] = states
+    return entry
 
 
 def _site(tokens: Sequence | Grid) -> Site:
@@ -97,32 +97,32 @@ def _made(make: Maker, tokens: Sequence | Grid) -> Mechanism | None:
 
 
 @torch.no_grad()
-def _kept(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) -> dict[str, Any] | None:
+def _numbers(make: Maker, long: Sequence | Grid, few: list[Sequence] | list[Grid]) -> dict[str, Any] | None:
     mechanism = _made(make, long)
     if mechanism is None:
         return None
     lines = [_line(one, long) for one in _scores(mechanism, long)]
     most = long.sizes[0] if isinstance(long, Grid) else long.count
     if all(line is not None for line in lines):
-        kept: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None], "most": most}
+        stored: dict[str, Any] = {"offsets": [_whole(line) for line in lines if line is not None], "most": most}
     else:
-        kept = {"pairs": {}}
+        stored = {"pairs": {}}
         for tokens in few:
             if (smaller := _made(make, tokens)) is None:
                 continue
             size = tokens.sizes[0] if isinstance(tokens, Grid) else tokens.count
             with suppress(ValueError):  # a trained table fits only its own grid
-                kept["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
-        if not kept["pairs"]:
+                stored["pairs"][str(size)] = [_whole(one.flatten(1)) for one in _scores(smaller, tokens)]
+        if not stored["pairs"]:
             return None
     if (cosine := _cosine(mechanism, long)) is not None:
-        kept["cosine"] = _whole(cosine)
-    return kept
+        stored["cosine"] = _whole(cosine)
+    return stored
 
 
 def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
     """The change of the scores by position, `[heads or 1, N, N]`, for each strength; one if they are equal."""
-    found = []
+    changes = []
     for strength in STRENGTHS:
         total = torch.zeros(1, tokens.count, tokens.count, dtype=torch.float64)
         for part in parts_of(mechanism):
@@ -135,9 +135,9 @@ def _scores(mechanism: Mechanism, tokens: Sequence | Grid) -> list[Tensor]:
                 terms = terms + terms_at_rest(part, tokens)
             total = total + _in_attention(terms, tokens, strength, any(map(needs_states, inside)))
         plain = total.nan_to_num()
-        found.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
-    alike = all(torch.allclose(one.nan_to_num(), found[0].nan_to_num(), atol=1e-9) for one in found)
-    return found[:1] if alike else found
+        changes.append(total[:1] if torch.equal(plain, plain[:1].expand_as(plain)) else total)
+    alike = all(torch.allclose(one.nan_to_num(), changes[0].nan_to_num(), atol=1e-9) for one in changes)
+    return changes[:1] if alike else changes
 
 
 def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
@@ -164,8 +164,8 @@ def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int, causal: 
 def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
     """One number per offset, `[heads, offsets]`, lowest first; None if pairs with the same offset differ."""
     sizes = tokens.sizes if isinstance(tokens, Grid) else (tokens.count,)
-    places = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
-    offset = places[:, None] - places[None]
+    coordinates = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(tokens.count, len(sizes))
+    offset = coordinates[:, None] - coordinates[None]
     index = torch.zeros_like(offset[..., 0])
     for axis, size in enumerate(sizes):
         index = index * (2 * size - 1) + offset[..., axis] + size - 1
@@ -191,19 +191,19 @@ def _whole(values: Tensor) -> list[list[int | None]]:
 
 def _facts(preset: Preset) -> dict[str, Any]:
     """Whether it has parameters, adds vectors to values or tokens, and how many pairs of dimensions it rotates."""
-    found: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
+    facts: dict[str, Any] = {"learns": False, "values": False, "added": False, "turns": {}}
     for name, axes, tokens in (("sequence", 1, Sequence(16)), ("grid", 2, Grid(4, 4))):
         if axes not in preset.token_axes:
             continue
         mechanism = _made(preset.make, tokens)
         assert mechanism is not None
-        found["learns"] = any(True for _ in mechanism.parameters())
+        facts["learns"] = any(True for _ in mechanism.parameters())
         for part in parts_of(mechanism):
-            found["added"] |= acts_on_tokens(part)
+            facts["added"] |= acts_on_tokens(part)
             if not acts_in_attention(part):
                 continue
             terms = terms_at_rest(part, tokens)
-            found["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
+            facts["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
             if (rotation := terms.one(Rotation)) is not None:
-                found["turns"][name] = rotation.query.shape[-1]
-    return found
+                facts["turns"][name] = rotation.query.shape[-1]
+    return facts

@@ -24,12 +24,12 @@ OFFSET = f"offset = query {MINUS} key"
 
 def learned_svgs(entries: list[Learned], *, name: str, mechanism: str) -> list[tuple[str, str]]:
     """One (caption, SVG) per learned bias or embedding."""
-    found = []
+    captioned = []
     for index, entry in enumerate(entries):
         strip = _bias(entry) if entry.kind == "bias" else _vectors(entry)
         title = f"{strip.title}, {mechanism}"
-        found.append((strip.title, to_svg(alone(strip), name=f"{name}-{index}", title=title)))
-    return found
+        captioned.append((strip.title, to_svg(alone(strip), name=f"{name}-{index}", title=title)))
+    return captioned
 
 
 def _bias(entry: Learned) -> Maps | Bars:
@@ -52,8 +52,6 @@ def _vectors(entry: Learned) -> Maps:
     similarity = np.asarray(entry.similarity, dtype=np.float64)
     grid, label = entry.grid or [], "cosine, mean subtracted"
     if len(grid) == 2:
-        return sheet(
-            similarity, grid[0], grid[1], "How alike position vectors are: each patch against all patches", label
-        )
+        return sheet(similarity, grid[0], grid[1], "Similarity of position vectors: each patch with all patches", label)
     axis = Axis("position", 0, counted(len(similarity), entry.every or 1))
-    return Maps("How alike the vectors of two positions are", ("",), similarity[None], axis, axis, label, 1.0)
+    return Maps("Similarity of the vectors of two positions", ("",), similarity[None], axis, axis, label, 1.0)

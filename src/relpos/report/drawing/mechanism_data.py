@@ -82,40 +82,40 @@ class View:
 @torch.no_grad()
 def strips(parts: list[Mechanism], view: View, *, where: str = "") -> list[Strip]:
     """One strip or more for each part of a mechanism; `where` names the layer if needed."""
-    found: list[Strip] = []
+    drawn: list[Strip] = []
     for part in parts:
         name = f"{type(part).__name__}{where}"
         if acts_on_tokens(part):
-            found += _embedding(part, view, name)
+            drawn += _embedding(part, view, name)
         if acts_in_attention(part):
-            found += _in_attention(part, view, name)
+            drawn += _in_attention(part, view, name)
         if not acts_on_tokens(part) and not acts_in_attention(part):
-            found += _nothing(view, name)
-    return found or _nothing(view, "No position")
+            drawn += _nothing(view, name)
+    return drawn or _nothing(view, "No position")
 
 
 def _nothing(view: View, name: str) -> list[Strip]:
     """No position: scores stay unchanged, and the picture is flat."""
-    text = "Nothing is added to tokens or to scores: attention sees a set, and every position looks the same to it."
+    text = "Nothing is added to tokens or to scores: attention treats the tokens as a set, without an order."
     zeros = torch.zeros(1, view.count)
     return [Words(name, text), _row(zeros, view, f"{name}: bias, {view.chosen_name} and every key", ADDED)]
 
 
 def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     terms = terms_at_rest(part, view.tokens)
-    found: list[Strip] = []
+    drawn: list[Strip] = []
     for term in terms.of(LineBias):
-        found += _bias(term, view, name)
+        drawn += _bias(term, view, name)
     rotation = terms.one(Rotation)
     if rotation is not None:
-        found += _rotation(Terms(rotation), rotation, view, name)
+        drawn += _rotation(Terms(rotation), rotation, view, name)
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
     on_values = [term for term in rest if isinstance(term, LineVectors) and term.side == "value"]
     if len(rest) > len(on_values):
-        found += _other(Terms(*rest), view, name, of_states=needs_states(part))
+        drawn += _other(Terms(*rest), view, name, of_states=needs_states(part))
     if on_values:
-        found.append(Words(f"{name}: vectors on values", "Vectors by offset are added to the values, not to scores."))
-    return found
+        drawn.append(Words(f"{name}: vectors on values", "Vectors by offset are added to the values, not to scores."))
+    return drawn
 
 
 def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
@@ -135,51 +135,53 @@ def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
         return [Maps(f"{title} over offsets", heads_named(len(plain)), plain, down, across, ADDED, marked=(0, 0))]
     plain = _numbers(values)
     along = Axis(f"{OFFSET}{_raster(view)}", layout.low[0], offsets_of(layout.low[0], layout.spans[0]))
-    found: list[Strip] = [Bars(f"{title} over offsets", heads_named(len(plain)), plain, along, ADDED)]
+    drawn: list[Strip] = [Bars(f"{title} over offsets", heads_named(len(plain)), plain, along, ADDED)]
     if isinstance(view.tokens, Grid):
-        found.append(_row(of_query, view, f"{title}, {view.chosen_name} and every key", ADDED))
+        drawn.append(_row(of_query, view, f"{title}, {view.chosen_name} and every key", ADDED))
     elif view.count <= MATRIX_AT_MOST:
         pairs = term.narrow(slice(prefix, None), slice(prefix, None))
-        found.append(_matrix(pairs.values[:, pairs.lines.index()], view, f"{title}, every query and key", ADDED))
-    return found
+        drawn.append(_matrix(pairs.values[:, pairs.lines.index()], view, f"{title}, every query and key", ADDED))
+    return drawn
 
 
 def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[Strip]:
     prefix = view.tokens.prefix
-    score = f"{name}: score of one vector of length 1 that stands at every position"
+    score = f"{name}: score if one vector of length 1 is every query and key"
     label = "score (1 without rotation)"
     if view.query is not None:
         return [_row(_scores(terms, view, [view.query]), view, f"{score}, {view.chosen_name} and every key", label)]
     cosine = _numbers(rotation.query[0, :, prefix:].cos().mT)  # [1 or H, pairs, tokens]
     pairs = Axis("pair of dimensions", 0, counted(cosine.shape[1]))
-    places = Axis(f"position{_raster(view)}", 0, counted(view.count))
-    found: list[Strip] = [
+    positions = Axis(f"position{_raster(view)}", 0, counted(view.count))
+    drawn: list[Strip] = [
         Maps(
-            f"{name}: cosine of the angle by which each pair turns",
+            f"{name}: cosine of the rotation angle of each pair",
             heads_named(len(cosine)),
             cosine,
             pairs,
-            places,
+            positions,
             "cosine",
             1.0,
         )
     ]
     if isinstance(view.tokens, Grid):
         row = _scores(terms, view, [view.chosen])
-        return [*found, _row(row, view, f"{score}, {view.chosen_name} and every key", label)]
+        return [*drawn, _row(row, view, f"{score}, {view.chosen_name} and every key", label)]
     ends = _scores(terms, view, [0, view.count - 1])  # the first query sees offsets 0 to -(n - 1), the last 0 to n - 1
     ahead, behind = ends[:, 0].flip(-1), ends[:, 1].flip(-1)
     plain = _numbers(torch.cat([ahead, behind[:, 1:]], dim=1))
     along = Axis(OFFSET, 1 - view.count, offsets_of(1 - view.count, 2 * view.count - 1))
-    return [*found, Bars(f"{score}, over offsets", heads_named(len(plain)), plain, along, label)]
+    return [*drawn, Bars(f"{score}, over offsets", heads_named(len(plain)), plain, along, label)]
 
 
 def _other(terms: Terms, view: View, name: str, *, of_states: bool) -> list[Strip]:
-    """Terms that depend on queries and keys: what they add to the scores of one vector at every position. Those that
-    are made from hidden states are shown where these are 0, for keys that are not in the future."""
-    title = f"{name}: what it adds to the score of one vector of length 1 that stands at every position"
-    title += ", where hidden states are 0" if of_states else ""
-    causal = (of_states or bool(terms.of(RowRule))) and isinstance(view.tokens, Sequence)  # row rules count seen keys
+    """Terms that depend on queries and keys: what they add to the scores of one vector at every position. Terms that
+    are made from hidden states are shown with these 0, for keys that are not in the future."""
+    title = f"{name}: change of the score if one vector of length 1 is every query and key"
+    title += ", with hidden states 0" if of_states else ""
+    causal = (of_states or bool(terms.of(RowRule))) and isinstance(
+        view.tokens, Sequence
+    )  # row rules count visible keys
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
         return [_matrix(_scores(terms, view, list(range(view.count)), causal=causal) - 1, view, title, ADDED)]
@@ -215,19 +217,19 @@ def _embedding(part: Mechanism, view: View, name: str) -> list[Strip]:
     tokens = view.tokens
     vectors = part.embed(torch.zeros(1, tokens.count, view.embed_dim), tokens)[0, tokens.prefix :].double()
     unit = F.normalize(vectors - vectors.mean(dim=0), dim=-1)
-    title, label = f"{name}: how alike the vectors of two positions are", "cosine, mean subtracted"
+    title, label = f"{name}: similarity of the vectors of two positions", "cosine, mean subtracted"
     if view.query is not None:
         likeness = (unit[view.query] @ unit.T)[None]
         return [_row(likeness, view, f"{title}, {view.chosen_name} and every position", label, limit=1.0)]
-    place = f"position{_raster(view)}"
-    numbers = Axis("dimension of the vector", 0, counted(view.embed_dim))
+    positions = Axis(f"position{_raster(view)}", 0, counted(view.count))
+    dimensions = Axis("dimension of the vector", 0, counted(view.embed_dim))
     plain = _numbers(vectors[None])
     added = Maps(
         f"{name}: the vector added to each token",
         ("",),
         plain,
-        Axis(place, 0, counted(view.count)),
-        numbers,
+        positions,
+        dimensions,
         "added to the token",
     )
     if isinstance(tokens, Sequence):

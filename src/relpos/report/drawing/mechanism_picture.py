@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -86,12 +87,12 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Values along one axis, panels side by side on one scale; as in `Maps`, but `values` is `[panels, places]`."""
+    """Values along one axis, panels side by side on one scale; as in `Maps`, but `values` is `[panels, values]`."""
 
     title: str
     names: tuple[str, ...]
     values: NDArray[np.float64]
-    places: Axis
+    along: Axis
     scale: str
 
 
@@ -123,10 +124,7 @@ def alone(strip: Maps | Bars) -> Figure:
     with drawing(size=8.5):
         figure = Figure(figsize=_size(strip), layout=ConstrainedLayoutEngine(w_pad=0.06, wspace=0.03))
         part: Any = figure.subfigures(1, 1)
-        if isinstance(strip, Maps):
-            _draw_maps(part, strip)
-        else:
-            _draw_bars(part, strip)
+        _draw_maps(part, strip) if isinstance(strip, Maps) else _draw_bars(part, strip)
     return figure
 
 
@@ -151,9 +149,9 @@ def picture(title: str, note: str, strips: list[Strip]) -> Figure:
             part.suptitle(headline, x=0.1 / width, ha="left", weight="bold", fontsize=9)
             match strip:
                 case Maps():
-                    own = _size(strip)[0]
+                    needed = _size(strip)[0]
                     # Narrow maps are at the left, under their title.
-                    ratios = [own, width - own] if width - own > 0.6 else [1.0]
+                    ratios = [needed, width - needed] if width - needed > 0.6 else [1.0]
                     _draw_maps(part.subfigures(1, len(ratios), squeeze=False, width_ratios=ratios)[0, 0], strip)
                 case Bars():
                     _draw_bars(part, strip)
@@ -206,35 +204,46 @@ def _size(strip: Strip) -> tuple[float, float]:
     return across * (wide + 0.12) + 1.35, down * (high + named + 0.12) + 0.9
 
 
-def _draw_maps(part: SubFigure, strip: Maps) -> None:
+def _panels(part: SubFigure, strip: Maps | Bars, along: Axis, label: str) -> list[Axes]:
+    """The panels of a strip, with titles, and labels at the left and lower edges."""
     down, across = _layout(strip)
-    grid = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
-    limit = strip.limit or symmetric_limit(np.nan_to_num(strip.values))
-    hatched = False
-    image: AxesImage | None = None
-    for index, axes in enumerate(grid):
-        if index >= len(strip.values):
-            axes.set_axis_off()
-            continue
-        own = symmetric_limit(strip.values[index]) if strip.own_scales else limit
-        written = short_share if index in strip.shares else short_number
-        image, hatched = _draw_map(axes, strip, strip.values[index], own, written)
+    every: list[Axes] = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
+    count = len(strip.values)
+    for axes in every[count:]:
+        axes.set_axis_off()
+    for index, axes in enumerate(every[:count]):
         axes.set_title(strip.names[index])
         if index % across == 0:
-            axes.set_ylabel(strip.rows.label)
-        if index + across >= len(strip.values):
-            axes.set_xlabel(strip.columns.label)
+            axes.set_ylabel(label)
+        if index + across >= count:
+            axes.set_xlabel(along.label)
             axes.tick_params(labelbottom=True)
-    if image is None or strip.own_scales:
+    return every
+
+
+def _set_ticks(axis: XAxis | YAxis, coordinates: Axis) -> None:
+    if coordinates.ticks:
+        axis.set_ticks([at for at, _ in coordinates.ticks], labels=[text for _, text in coordinates.ticks])
+
+
+def _draw_maps(part: SubFigure, strip: Maps) -> None:
+    panels = _panels(part, strip, strip.columns, strip.rows.label)
+    limit = strip.limit or symmetric_limit(np.nan_to_num(strip.values))
+    hatched = False
+    for index, values in enumerate(strip.values):
+        of_map = symmetric_limit(values) if strip.own_scales else limit
+        written = short_share if index in strip.shares else short_number
+        image, hatched = _draw_map(panels[index], strip, values, of_map, written)
+    if strip.own_scales:
         return
-    bar = part.colorbar(image, ax=grid, shrink=0.9, pad=0.015, aspect=16)
+    bar = part.colorbar(image, ax=panels, shrink=0.9, pad=0.015, aspect=16)
     bar.outline.set_visible(False)
     bar.set_label(strip.scale)
     bar.locator = MaxNLocator(nbins=5)
     bar.formatter = FuncFormatter(lambda value, _: signed_number(value))
     bar.update_ticks()
     if hatched:
-        bar.ax.add_patch(Rectangle((0, -limit), 1, limit, **_hatch(bar.ax)))
+        bar.ax.add_patch(Rectangle((0, -limit), 1, limit, **_HATCH))
 
 
 def _draw_map(
@@ -260,12 +269,8 @@ def _draw_map(
     if strip.marked is not None:
         row, column = strip.marked
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#111111", linewidth=1.4))
-    for ticks, labels, axis in (
-        (axes.set_xticks, strip.columns.ticks, strip.columns),
-        (axes.set_yticks, strip.rows.ticks, strip.rows),
-    ):
-        if axis.ticks:
-            ticks([place for place, _ in labels], labels=[text for _, text in labels])
+    _set_ticks(axes.xaxis, strip.columns)
+    _set_ticks(axes.yaxis, strip.rows)
     for spine in axes.spines.values():
         spine.set_visible(False)
     return image, hatched
@@ -286,9 +291,9 @@ def _mark_signs(
             value = float(values[row, column])
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.6 * limit else INK
-                place = (first[0] + column, first[1] + row)
                 size = min(8.5, points / 2.9)
-                axes.text(*place, written(value), color=ink, fontsize=size, ha="center", va="center")
+                x, y = first[0] + column, first[1] + row
+                axes.text(x, y, written(value), color=ink, fontsize=size, ha="center", va="center")
         return False
     if points < MARK_POINTS:
         return _hatch_negative(axes, values, limit, first)
@@ -303,49 +308,33 @@ def _mark_signs(
 def _hatch_negative(axes: Axes, values: NDArray[np.float64], limit: float, first: tuple[float, float]) -> bool:
     """Hatch negative cells; neighbours in a row form one rectangle."""
     below = np.nan_to_num(values) <= -MARKED_FROM * limit
-    look = _hatch(axes)
     for row in np.flatnonzero(below.any(axis=1)):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], below[row].astype(int), [0]])))
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             corner = (first[0] + start - 0.5, first[1] + row - 0.5)
-            axes.add_patch(Rectangle(corner, stop - start, 1, **look))
+            axes.add_patch(Rectangle(corner, stop - start, 1, **_HATCH))
     return True
 
 
-def _hatch(_: Axes) -> dict[str, Any]:
-    return {"fill": False, "hatch": "//////", "edgecolor": "#ffffffaa", "linewidth": 0.0}
+_HATCH: dict[str, Any] = {"fill": False, "hatch": "//////", "edgecolor": "#ffffffaa", "linewidth": 0.0}
 
 
 def _draw_bars(part: SubFigure, strip: Bars) -> None:
-    down, across = _layout(strip)
-    grid = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     colours = colormaps[DIVERGING]
     low, high = min(0.0, float(np.nanmin(strip.values))), max(0.0, float(np.nanmax(strip.values)))
-    room = 0.06 * (high - low) or 1.0
-    places = strip.places.first + np.arange(strip.values.shape[1])
-    edges = np.concatenate([places - 0.5, places[-1:] + 0.5])
-    for index, axes in enumerate(grid):
-        if index >= len(strip.values):
-            axes.set_axis_off()
-            continue
-        line = strip.values[index]
+    margin = 0.06 * (high - low) or 1.0
+    edges = strip.along.first - 0.5 + np.arange(strip.values.shape[1] + 1)
+    for line, axes in zip(strip.values, _panels(part, strip, strip.along, strip.scale), strict=False):
         for colour, one in ((colours(0.86), line.clip(min=0)), (colours(0.14), line.clip(max=0))):
             axes.stairs(one, edges, fill=True, color=colour)
         axes.stairs(line, edges, baseline=None, color=rcParams["text.color"], linewidth=0.7)
         axes.axhline(0, color=rcParams["text.color"], linewidth=0.7)
-        if strip.places.first < 0:
+        if strip.along.first < 0:
             axes.axvline(0, color=rcParams["text.color"], linewidth=0.5, alpha=0.35)
-        axes.set_ylim(low - room, high + room)
+        axes.set_ylim(low - margin, high + margin)
         axes.set_xlim(edges[0], edges[-1])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: signed_number(value)))
-        axes.set_title(strip.names[index])
-        if strip.places.ticks:
-            axes.set_xticks([at for at, _ in strip.places.ticks], labels=[text for _, text in strip.places.ticks])
-        if index % across == 0:
-            axes.set_ylabel(strip.scale)
-        if index + across >= len(strip.values):
-            axes.set_xlabel(strip.places.label)
-            axes.tick_params(labelbottom=True)
+        _set_ticks(axes.xaxis, strip.along)
 
 
 def signed_number(value: float) -> str:

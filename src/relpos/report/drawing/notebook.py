@@ -55,16 +55,16 @@ def _distinct(sizes: list[int]) -> list[int]:
 
 def _named(mechanism: Mechanism, names: tuple[str, ...]) -> list[int]:
     """Positive integers in attributes with these names, of the mechanism or its parts."""
-    held = (getattr(part, name, None) for part in mechanism.modules() for name in names)
-    return [one for one in held if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    values = (getattr(part, name, None) for part in mechanism.modules() for name in names)
+    return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and one > 0]
 
 
 def _tokens(mechanism: Mechanism) -> list[Sequence | Grid]:
     """Candidates for its tokens, the likeliest first: those it was built for."""
-    found: list[Sequence | Grid] = []
+    candidates: list[Sequence | Grid] = []
     for part in mechanism.modules():
-        found += [value for value in vars(part).values() if isinstance(value, Sequence | Grid)]
+        candidates += [value for value in vars(part).values() if isinstance(value, Sequence | Grid)]
         sizes, prefix = getattr(part, "sizes", ()), getattr(part, "prefix", 0)
         if sizes:
-            found.append(Sequence(sizes[0], prefix=prefix) if len(sizes) == 1 else Grid(*sizes, prefix=prefix))
-    return [*found, Sequence(_LENGTH), Grid(*_GRID)]
+            candidates.append(Sequence(sizes[0], prefix=prefix) if len(sizes) == 1 else Grid(*sizes, prefix=prefix))
+    return [*candidates, Sequence(_LENGTH), Grid(*_GRID)]

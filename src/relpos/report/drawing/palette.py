@@ -74,12 +74,12 @@ def styles(families: Mapping[str, str]) -> dict[str, Style]:
         first = crc32(name.encode()) % LOOKS
         every = [(first + step) % LOOKS for step in range(LOOKS)]
         numbers[name] = next((number for number in every if number not in numbers.values()), first)
-    found = {}
+    looks = {}
     for name, family in families.items():
         number, shades = numbers[name], COLOURS.get(family, COLOURS["other"])
         colour, _ = shades[SHADES.get(name, number) % len(shades)]
-        found[name] = Style(colour, DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)])
-    return found
+        looks[name] = Style(colour, DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)])
+    return looks
 
 
 def variable(colour: str) -> str:

@@ -9,8 +9,8 @@
     key_vectors, value_vectors         [2 k + 1, D]         Shaw: a vector per clipped offset
 
 Offset is query - key everywhere. Names and shapes do not determine T5's largest distance, which is not stored, or the
-sides of a window that is not square. They come from `config.json` or a stored `relative_position_index`; else a note or
-a reason says so.
+height and width of a window that is not square. They come from `config.json` or a stored `relative_position_index`;
+else a note or a reason says so.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def stored_positions(tensors: StoredTensors, config: Mapping[str, Any]) -> tuple
             continue
         try:
             if (instead := _replaced_by(name, tensors)) is not None:
-                raise _LeftOutError(f"it is switched off: {instead} stand in its place")
+                raise _LeftOutError(f"it is not used: {instead} replace it")
             if len(tensors.shapes[name]) != 2:
                 raise _LeftOutError(f"it has {len(tensors.shapes[name])} axes, not 2")
             values = tensors.read(name)
@@ -109,24 +109,26 @@ def _replaced_by(name: str, tensors: StoredTensors) -> str | None:
 def _buckets(name: str, values: Values, tensors: StoredTensors, config: Mapping[str, Any]) -> Stored:
     count, heads = values.shape
     if _is_image(name, tensors):
-        raise _LeftOutError("distances on a grid are not known from it")
-    given = config.get("relative_attention_max_distance")
-    distance = given if isinstance(given, int) and count < given <= 2**14 else _T5_DISTANCE
+        raise _LeftOutError("it does not determine distances on a grid")
+    configured = config.get("relative_attention_max_distance")
+    distance = configured if isinstance(configured, int) and count < configured <= 2**14 else _T5_DISTANCE
     causal = _is_causal(name, tensors)
     try:
         mechanism = T5Bias(heads, num_buckets=count, max_distance=distance, bidirectional=not causal)
     except ValueError as error:
-        raise _LeftOutError(f"it is no table of T5's buckets: {error}") from None
+        raise _LeftOutError(f"it is not a table of T5's buckets: {error}") from None
     with torch.no_grad():
         mechanism.relative_attention_bias.copy_(torch.from_numpy(values))
         line = mechanism.terms(Sequence(distance + 1)).of(LineBias)[0]
     along = line.values.double().numpy()[:, -(distance + 1) if causal else 0 :]
     low = 0 if causal else -distance
     title = f"Bias of each head, {count} buckets of distances"
-    note = f"Distances from {distance} on share a bucket. " if given == distance else (
-        f"Drawn for a largest distance of {distance}, T5's own: the weights do not say it. "
+    note = f"Distances from {distance} on share a bucket. " if configured == distance else (
+        f"Drawn for a largest distance of {distance}, as in T5: the weights do not contain it. "
     )  # fmt: skip
-    note += "A decoder's: all buckets are for the past." if causal else "An encoder's: half the buckets for each side."
+    note += (
+        "Of a decoder: all buckets are for the past." if causal else "Of an encoder: half of the buckets per direction."
+    )
     return Stored(
         name, "T5 buckets", heads, _range(low, distance),
         (Bars(title, heads_named(heads), along, _axis(OFFSET, low, distance), _ADDED),), note,
@@ -147,9 +149,9 @@ def _table(name: str, values: Values, tensors: StoredTensors, config: Mapping[st
     try:
         window = _of_window(name, values, *_window(name, rows, tensors))
     except _LeftOutError:
-        return replace(one, note="Drawn as a sequence's: no name says whether tokens are a sequence or a grid.")
+        return replace(one, note="Drawn for a sequence: no name shows whether tokens are a sequence or a grid.")
     offsets = f"{one.offsets}, or {window.offsets}"
-    note = "Drawn as each: no name says whether tokens are a sequence or a grid, and the rows fit both."
+    note = "Drawn for both: no name shows whether tokens are a sequence or a grid, and the number of rows fits both."
     return replace(
         one, kind="table of a sequence or a grid", offsets=offsets, pictures=one.pictures + window.pictures, note=note
     )
@@ -178,10 +180,10 @@ def _window(name: str, rows: int, tensors: StoredTensors) -> tuple[int, int, int
             if height * width == len(line) and rows - prefix == (2 * height - 1) * (2 * width - 1):
                 return height, width, prefix
     for prefix in (0, 3):
-        side = math.isqrt(max(rows - prefix, 0))
-        if side % 2 and side * side == rows - prefix:
-            return (side + 1) // 2, (side + 1) // 2, prefix
-    raise _LeftOutError(f"its {rows} rows are those of no square window, and no relative_position_index is stored")
+        span = math.isqrt(max(rows - prefix, 0))
+        if span % 2 and span * span == rows - prefix:
+            return (span + 1) // 2, (span + 1) // 2, prefix
+    raise _LeftOutError(f"its {rows} rows fit no square window, and no relative_position_index is stored")
 
 
 def _rest(values: Values, prefix: int) -> tuple[tuple[str, ...], ...]:
@@ -206,8 +208,8 @@ def _disentangled(name: str, values: Values, tensors: StoredTensors, config: Map
     half = len(values) // 2
     axis = _axis(f"bucket of {OFFSET}", -half, half - 1)
     values, normed = _normed(name, values, tensors, config)
-    note = "Each head projects these vectors by weights of its own; what they add to a score depends on the tokens."
-    note = f"{note} Drawn after {normed}, through which they pass." if normed else note
+    note = "Each head projects these vectors with its own weights; their effect on a score depends on the tokens."
+    note = f"{note} Drawn after {normed}, which the model applies to them." if normed else note
     return Stored(name, "DeBERTa's vectors", 0, f"buckets {_range(-half, half - 1)}", _of_vectors(values, axis), note)
 
 
@@ -227,7 +229,7 @@ def _vectors(name: str, values: Values, tensors: StoredTensors, config: Mapping[
     high = _odd(values) // 2
     which = _AXES.get(name.rpartition(".")[2], "")
     axis = _axis(f"{which} {OFFSET}".strip(), -high, high)
-    note = "All heads share these vectors; what they add to a score depends on the query."
+    note = "All heads share these vectors; their effect on a score depends on the query."
     return Stored(
         name, f"vectors of {which} offsets".replace("  ", " "), 0, _range(-high, high), _of_vectors(values, axis), note
     )
@@ -243,8 +245,8 @@ def _of_vectors(values: Values, axis: Axis) -> tuple[Maps | Bars, ...]:
     ticks = tuple((axis.first + (at - axis.first) / every, text) for at, text in axis.ticks)
     thinned = Axis(axis.label, axis.first, ticks)
     return (
-        Bars("How long each vector is", ("",), lengths[None], axis, _LENGTH),
-        Maps("How alike two vectors are", ("",), alike[None], thinned, thinned, "cosine, mean subtracted", 1.0),
+        Bars("Length of each vector", ("",), lengths[None], axis, _LENGTH),
+        Maps("Similarity of two vectors", ("",), alike[None], thinned, thinned, "cosine, mean subtracted", 1.0),
     )
 
 
@@ -262,7 +264,7 @@ def _is_causal(name: str, tensors: StoredTensors) -> bool:
         return False
     if any(re.search(rf"(?:^|\.)(?:{_WRITERS})\.", other) for other in tensors.shapes):
         return True
-    raise _LeftOutError("no name says whether an encoder or a decoder has it")
+    raise _LeftOutError("no name shows whether it belongs to an encoder or a decoder")
 
 
 def _is_image(name: str, tensors: StoredTensors) -> bool | None:

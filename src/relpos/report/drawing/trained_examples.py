@@ -53,13 +53,13 @@ def trained(name: str, site: Site | None = None, *, axes: int | None = None) -> 
         axes = site.queries.axes
     if axes not in SITES:
         return None
-    own = SITES[axes]
+    example = SITES[axes]
     state = _stored().get((find(name, axes).name, axes))
     widths = None if site is None else (site.num_heads, site.head_dim, site.embed_dim)
-    if state is None or widths not in (None, (own.num_heads, own.head_dim, own.embed_dim)):
+    if state is None or widths not in (None, (example.num_heads, example.head_dim, example.embed_dim)):
         return None
     mechanism = start(name, axes)
-    if site is not None and AS_IS not in mechanism.growth and not _within(site, own):
+    if site is not None and AS_IS not in mechanism.growth and not _within(site, example):
         return None
     mechanism.load_state_dict(with_settings(mechanism, state))  # the preset's name determines the settings
     return mechanism if site is None or _serves(mechanism, site) else None
@@ -79,21 +79,21 @@ def _serves(mechanism: Mechanism, site: Site) -> bool:
     return True
 
 
-def _within(site: Site, own: Site) -> bool:
-    """Whether another site contains all tokens of this one."""
-    sides = (site.queries,) if site.keys is None else (site.queries, site.keys)
+def _within(site: Site, example: Site) -> bool:
+    """Whether the example's site contains all tokens of this one."""
+    outer = example.queries
     return not any(
-        side.prefix or low < least or high > most
-        for side in sides
-        for low, high, least, most in zip(side.low, side.high, own.queries.low, own.queries.high, strict=True)
+        tokens.prefix or low < least or high > most
+        for tokens in ((site.queries,) if site.keys is None else (site.queries, site.keys))
+        for low, high, least, most in zip(tokens.low, tokens.high, outer.low, outer.high, strict=True)
     )
 
 
 @cache
 def _stored() -> dict[tuple[str, int], dict[str, Tensor]]:
     """The parameters of each example by name and axes."""
-    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+    examples: dict[tuple[str, int], dict[str, Tensor]] = {}
     for key, x in load(files("relpos.report.drawing").joinpath(FILE).read_bytes()).items():
         axes, name, parameter = key.split("/")
-        found.setdefault((name, int(axes)), {})[parameter] = x.float()
-    return found
+        examples.setdefault((name, int(axes)), {})[parameter] = x.float()
+    return examples

@@ -12,14 +12,14 @@ const wants = () => ({
   head: +at("head").value, weights: at("weights").value, strength: +at("strength").value, causal: at("causal").checked,
 });
 
-function kept(state) {
-  const place = byName.get(state.name)[state.tokens];
-  return place[state.weights] || place.start;
+function stored(state) {
+  const states = byName.get(state.name)[state.tokens];
+  return states[state.weights] || states.start;
 }
 
 // The numbers of a head for all pairs: change(query, key), null if the key is masked.
 function scores(state) {
-  const data = kept(state), n = state.size, grid = state.tokens === "grid";
+  const data = stored(state), n = state.size, grid = state.tokens === "grid";
   const count = grid ? n * n : n, strengths = data.offsets || data.pairs[n];
   const heads = strengths[Math.min(state.strength, strengths.length - 1)];
   const change = (head, i, j) => {
@@ -93,7 +93,7 @@ function drawCurve(state, of) {
     if (of.grid) {
       const row = Math.floor(query / n);
       for (let c = 0; c < n; c++) points.push([(query % n) - c, of.change(head, query, row * n + c)]);
-    } else if (kept(state).offsets) {
+    } else if (stored(state).offsets) {
       for (let d = 1 - n; d < n; d++) points.push([d, of.change(head, Math.max(0, d), Math.max(0, -d))]);
     } else for (let j = 0; j < n; j++) points.push([query - j, of.change(head, query, j)]);
     series.push(points.filter((p) => p[1] !== null).sort((a, b) => a[0] - b[0]));
@@ -135,7 +135,7 @@ function drawAttention(state, of) {
 }
 
 function drawCosine(state) {
-  const rows = kept(state).cosine;
+  const rows = stored(state).cosine;
   at("turning").hidden = !rows;
   if (!rows) return;
   const row = rows[Math.min(state.head, rows.length - 1)], pairs = byName.get(state.name).turns[state.tokens], count = row.length / pairs;
@@ -169,10 +169,10 @@ function fit(keepSize, keepQuery) {
   const entry = byName.get(at("mechanism").value), tokens = at("tokens");
   for (const option of tokens.options) option.disabled = !entry[option.value];
   if (!entry[tokens.value]) tokens.value = entry.sequence ? "sequence" : "grid";
-  const place = entry[tokens.value], weights = at("weights");
-  weights.parentElement.hidden = !place.trained;
-  if (!place.trained) weights.value = "start";
-  const data = kept(wants()), grid = tokens.value === "grid", size = at("size"), before = +size.value;
+  const states = entry[tokens.value], weights = at("weights");
+  weights.parentElement.hidden = !states.trained;
+  if (!states.trained) weights.value = "start";
+  const data = stored(wants()), grid = tokens.value === "grid", size = at("size"), before = +size.value;
   const sizes = data.offsets ? null : Object.keys(data.pairs).map(Number);
   size.min = sizes ? sizes[0] : grid ? 3 : 8; size.max = sizes ? sizes[sizes.length - 1] : data.most;
   size.step = sizes && sizes.length > 1 ? sizes[1] - sizes[0] : 1;
@@ -194,7 +194,7 @@ function fit(keepSize, keepQuery) {
   if (entry.values) remarks.push("It also adds vectors to values, which scores do not show.");
   if (hides) remarks.push("It is defined for keys up to the query; later keys are masked (grey).");
   if (entry.turns.sequence && !grid && entry.family === "rotation") remarks.push("Drawn at four times the trained length, since some rotations change only beyond it.");
-  if (entry.learns && !place.trained) remarks.push("Its learned values are random initial ones.");
+  if (entry.learns && !states.trained) remarks.push("Its learned values are random initial ones.");
   if (weights.value === "trained") remarks.push(grid
     ? "Trained briefly on handwritten digits: an example, not a result."
     : "Trained briefly on English text under a causal mask: an example, not a result. Later keys were masked: their values mean nothing.");
