@@ -206,7 +206,7 @@ def test_replaced_positions(build: Callable[[], Any], position: str, kind: str, 
             for j in range(12):
                 assert np.allclose(at(found[0], i - j), dense[:, i, j])
     if position == "factored_2d":
-        line = model.blocks[0].attn.place.terms(17, 17).of(relpos.LineBias)[0]
+        line = model.blocks[0].attn.layer_position.terms(17, 17).of(relpos.LineBias)[0]
         dense = expand_regular(line.values, line.lines).detach().numpy()
         rows, columns = found[:2]
         for i, j, down, right in on_grid(4, 4):
