@@ -12,6 +12,7 @@ import torch
 from relpos import DynamicNTK, Grid, LongRoPE, RotaryEmbedding, Sequence
 from relpos.position import presets
 from relpos.position.base.site import Site
+from relpos.position.base.states import terms_at_rest
 from relpos.position.scaling import Scaled
 
 constant: Any = importlib.import_module("relpos.core.constants")
@@ -62,7 +63,7 @@ def test_no_mechanism_keeps_numbers_of_a_length(name: str, monkeypatch: pytest.M
     fixed = built.growth != ("as is",)  # by tables of one size
     counts = []
     for where in places:
-        built.terms(places[1] if fixed else where)
+        terms_at_rest(built, places[1] if fixed else where)
         counts.append(kept())
     assert counts[1:] == counts[1:2] * 4
 
