@@ -212,7 +212,7 @@ class SwinTransformer(PretrainedModel):
     def _with_own(self) -> list[Any]:
         """The blocks in which a mechanism stands, since it is made from their hidden states."""
         blocks = (block for stage in self.stages for block in stage.blocks)  # type: ignore[union-attr]
-        return [block for block in blocks if block.attn.position is not None]  # type: ignore[union-attr]
+        return [block for block in blocks if block.attn.position is not None]
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other windows, as in `Sum`."""
