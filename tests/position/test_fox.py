@@ -186,6 +186,8 @@ def test_models_of_images_hand_their_tokens_over(model: Any) -> None:
         assert torch.equal(states, x)
         assert where == relpos.Grid(4, 4, prefix=int(model is relpos.VisionTransformer))
         assert part.proj.weight.grad.any()
+    assert {id(x) for part in parts for x in part.parameters()} <= set(map(id, made.position_parameters()))
+    assert made.growth() == ()  # as it says none
     if model is relpos.VisionTransformer:
         weights = list(made.attention_maps(torch.randn(1, 1, 8, 8, dtype=torch.float64)))
         assert all(torch.allclose(x.sum(-1), torch.ones((), dtype=x.dtype)) for x in weights)

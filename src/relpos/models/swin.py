@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -206,11 +206,18 @@ class SwinTransformer(PretrainedModel):
 
     def position_parameters(self) -> list[nn.Parameter]:
         """The parameters that position mechanisms own."""
-        return [*self.token_position.parameters(), *self.positions.parameters()]
+        own = (x for block in self._with_own() for x in block.attn.position.parameters())
+        return [*self.token_position.parameters(), *self.positions.parameters(), *own]
+
+    def _with_own(self) -> list[Any]:
+        """The blocks in which a mechanism stands, since it is made from their hidden states."""
+        blocks = (block for stage in self.stages for block in stage.blocks)  # type: ignore[union-attr]
+        return [block for block in blocks if block.attn.position is not None]
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other windows, as in `Sum`."""
-        return Sum(one for own in (self.token_position, in_use(self.positions)[0]) for one in own.sums()[:1]).growth
+        first = [one for own in (self.token_position, in_use(self.positions)[0]) for one in own.sums()[:1]]
+        return Sum([*first, *(block.attn.position for block in self._with_own()[:1])]).growth
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B rows columns E"]:
         """Normalized tokens after the last stage, on their grid."""
@@ -256,6 +263,10 @@ class SwinTransformer(PretrainedModel):
             _grown(positions, window, rule)  # type: ignore[arg-type]
             for positions, window in zip(model.positions, model.windows, strict=True)
         )
+        for stage, window in zip(model.stages, model.windows, strict=True):
+            for block in stage.blocks:  # type: ignore[union-attr]
+                if block.attn.position is not None:
+                    block.attn.position = grow_part(block.attn.position, window, rule)
         step = {"img_size": list(pair(img_size, "img_size")), "rule": rule, "window_size": list(model.window_size)}
         model.grown = (*self.grown, step)
         return model
