@@ -32,6 +32,14 @@ def test_the_call_takes_what_the_command_takes() -> None:
     assert arguments == {one.name: one.default for one in fields(CompareRequest)}
 
 
+def test_a_change_of_the_recipe_holds_beside_options_that_were_left_out() -> None:
+    """Those with an option of their own are fields of the recipe, too."""
+    settings = make(recipe={"learning_rate": 0.5, "batch_size": 8})
+    assert (settings.recipe.learning_rate, settings.recipe.batch_size) == (0.5, 8)
+    assert settings.changes == {"learning_rate": 0.5, "batch_size": 8}
+    assert make(recipe={"batch_size": 8}, batch_size=16).recipe.batch_size == 16
+
+
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:
     settings = make()
     assert settings.positions == ("none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d")

@@ -9,6 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,17 @@ def test_gpus_with_less_shared_memory(
         q = torch.empty(1, 1, 600, width, dtype=dtype, device="cuda")
         lack = TRITON.unsupported(call_of(q, q, q))
     assert (lack is None) if word is None else (word in str(lack))
+
+
+def test_a_part_of_a_mask_that_kernels_do_not_know_is_refused() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Dilated(Mask):
+        stride: Tensor | None = None
+
+    q = torch.zeros(1, 1, 4, 16)
+    masks = (Dilated(left=2), Dilated(left=2, stride=torch.tensor([2])))
+    lacks = [TRITON.unsupported(replace(call_of(q, q, q), mask=mask)) for mask in masks]
+    assert lacks == [None, "a mask with stride"]
 
 
 def test_tiles_of_gpus_with_less_shared_memory_are_those_of_wider_heads(monkeypatch: pytest.MonkeyPatch) -> None:

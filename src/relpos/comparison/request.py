@@ -83,8 +83,8 @@ def require_asked(request: CompareRequest, procedure: Procedure = OURS) -> None:
 
 def changes_of(request: CompareRequest) -> dict[str, Any]:
     """The requested changes of the recipe by its fields, except the steps."""
-    changes = {**(request.recipe or {}), "batch_size": request.batch_size, "learning_rate": request.lr}
-    return {name: value for name, value in changes.items() if value is not None}
+    own = {"batch_size": request.batch_size, "learning_rate": request.lr}
+    return {**(request.recipe or {}), **{name: value for name, value in own.items() if value is not None}}
 
 
 def as_typed(request: CompareRequest) -> dict[str, str]:

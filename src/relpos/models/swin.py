@@ -38,6 +38,7 @@ from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
 from relpos.position.base.device import settle
+from relpos.position.base.sum import grow_part
 from relpos.position.base.tables import require_std
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,18 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 _attend = Operator("triton", _forward, _backward)
 
 
+_MASK_PARTS = (
+    "left", "right", "low", "high", "limit", "query_order", "key_order", "query_segments", "key_segments",
+)  # fmt: skip
+"""The parts of a mask that the kernels know; all others are refused, also those of a later version."""
+_REFUSED_PARTS = {
+    "query_global": "a mask with globals",
+    "key_global": "a mask with globals",
+    "blocks": "a mask with blocks",
+    "allowed": "a mask as a tensor",
+}
+
+
 class Triton(Engine):
     name = "triton"
     summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
@@ -79,12 +92,9 @@ class Triton(Engine):
             return unknown
         if max(q.shape[3], call.v.shape[3]) > _WIDEST:
             return f"head widths above {_WIDEST}"
-        if mask is not None and mask.has_globals:
-            return "a mask with globals"
-        if mask is not None and mask.blocks is not None:
-            return "a mask with blocks"
-        if mask is not None and mask.allowed is not None:
-            return "a mask as a tensor"
+        for part in () if mask is None else fields(mask):
+            if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
+                return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
         biases = call.terms.of(LineBias)
         if biases and any(term.adds_scores for term in call.terms.of(QueryScale)):
             return "QueryScale on scores beside a bias"
