@@ -105,6 +105,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path = session.config.getoption("--parity")
     if path and exitstatus == 0:
         parity = importlib.import_module("parity")
+        if lost := parity.unmeasured(pathlib.Path(path)):
+            more = f"{path} has {len(lost)} rows that this run did not measure, such as {lost[0]}"
+            pytest.exit(f"{more}. Run the whole folder, or delete the page.", returncode=2)
         names = ("torch", "transformers", "timm")
         parity.write(pathlib.Path(path), [f"{name} {importlib.metadata.version(name)}" for name in names])
 

@@ -213,6 +213,13 @@ every figure; not typed by hand.
 """
 
 
+def unmeasured(path: Path) -> list[str]:
+    """The rows of a page, each by its first two columns, that this run did not measure."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    cells = [tuple(line.strip("| ").split(" | ")[:2]) for line in lines if line.startswith("| ")][1:]
+    return [" beside ".join(row) for row in cells if row not in ROWS]
+
+
 def write(path: Path, versions: Iterable[str]) -> None:
     """The page: what the columns mean, which versions were compared, the table."""
     head = HEAD_OF_MODELS if path.stem.endswith("models") else HEAD

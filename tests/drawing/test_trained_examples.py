@@ -30,7 +30,7 @@ def said(mechanism: Mechanism, site: Site) -> list[object]:
 @torch.no_grad()
 def test_every_mechanism_that_learns_has_learned_something(name: str, axes: int) -> None:
     began, became = start(name, axes), trained(name, axes=axes)
-    assert became is not None, "run recipes/trained_examples.py"
+    assert became is not None, f"run python recipes/trained_examples.py {name}"
     assert repr(became) == repr(began)
     assert all(x.isfinite().all() for x in became.parameters())
     pairs = zip(began.parameters(), became.parameters(), strict=True)

@@ -1,6 +1,6 @@
 """What a rebuilding must not change, as numbers: two of each tensor, its norm and a fixed mixture of its entries.
 
-    python tests/frozen/freeze.py        writes calls.json, models.json and signatures.json beside this file
+    python tests/frozen/freeze.py [NAME ...]        writes NAME.json beside this file; by default all three
 
 The calls are the fuzzer's, of fixed seeds, through every engine that serves them, outputs and gradients; the models are
 small ones with each mechanism. Whether the numbers are right is asked elsewhere: here it is asked that they stay.
@@ -157,9 +157,13 @@ def main() -> None:
 
     os.environ["TRITON_INTERPRET"] = "1"  # here alone: the tests of a machine with a GPU run the kernels there
     torch.set_num_threads(1)
-    write("signatures.json", signatures())
-    write("models.json", {name: model(name) for name in presets()})
-    write("calls.json", {name: call(seed, engines) for name, seed, engines in cases()})
+    made = {
+        "signatures": signatures,
+        "models": lambda: {name: model(name) for name in presets()},
+        "calls": lambda: {name: call(seed, engines) for name, seed, engines in cases()},
+    }
+    for name in sys.argv[1:] or made:
+        write(f"{name}.json", made[name]())
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_models() -> None:
 
 
 def test_public_names_and_signatures() -> None:
-    assert signatures() == kept("signatures.json"), "python tests/frozen/freeze.py, where a change is meant"
+    assert signatures() == kept("signatures.json"), "python tests/frozen/freeze.py signatures, where a change is meant"
 
 
 SERIALIZED = (
