@@ -129,8 +129,8 @@ class LayerPositions(ModuleSequence):
         """One sum of mechanisms for all layers, or one per layer, with their wrappers if any."""
         for position in self:
             if not is_mechanism(position):
-                came, remedy = type(position).__name__, "What wraps a mechanism has to hand its terms on."
-                fail("the position of each layer to say terms(queries, keys)", came, remedy)
+                came, remedy = type(position).__name__, "A wrapper has to pass on the terms of its mechanism."
+                fail("the position of each layer to have terms(queries, keys)", came, remedy)
         return list(self)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
 
     def on_tokens(self) -> Sum:
