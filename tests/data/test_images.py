@@ -379,10 +379,16 @@ def test_a_class_that_was_all_broken_is_named(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"image_size": (50, 50)}, "an image size that patches of 8 x 8 divide; got 50 x 50. Take 48 or 56 for 50."),
-        ({"image_size": (64, 50)}, "an image size that patches of 8 x 8 divide; got 64 x 50. Take 48 or 56 for 50."),
+        (
+            {"image_size": (50, 50)},
+            "an image size divisible by the patch size 8 x 8; got 50 x 50. Take 48 or 56 for 50.",
+        ),
+        (
+            {"image_size": (64, 50)},
+            "an image size divisible by the patch size 8 x 8; got 64 x 50. Take 48 or 56 for 50.",
+        ),
         ({"image_size": (64, 64), "patch": (20, 20)}, "patches of 20 x 20 divide; got 64 x 64. Take 100 for 64."),
-        ({"image_size": (33, 33)}, "an image size that patches of 8 x 8 divide; got 33 x 33. Take 40 for 33."),
+        ({"image_size": (33, 33)}, "an image size divisible by the patch size 8 x 8; got 33 x 33. Take 40 for 33."),
         ({"image_size": (32, 32)}, "at least 5 patches per side, of which 4 are margin; got 32 x 32 with patches of"),
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),

@@ -159,7 +159,7 @@ STD = {"init_std": ("of at least 0", "Pass 0.0 to start from zeros.")}
 FACTOR = {"factor": ("above 0", "It is the longer context divided by the trained one, for example 4.0.")}
 MODEL = {
     "position_init_std": STD["init_std"],
-    "mlp_ratio": ("above 0", "It is the MLP's hidden width over dim."),
+    "mlp_ratio": ("above 0", "It is the MLP's hidden width divided by dim."),
 }
 BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "ClippedBias": STD,
@@ -188,7 +188,7 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "Sandwich": {"base": ("above 0", "The published one is 10000.")},
     "ShawPosition": STD,
     "SinusoidalPositionEmbedding": {"base": ("above 0", "The published one is 10000.")},
-    "Sophia": {"rho": ("above 0", "The paper has 0.01 to 0.05.")},
+    "Sophia": {"rho": ("above 0", "The paper uses 0.01 to 0.05.")},
     "T5Bias": STD,
     "TUPEPosition": STD,
     "TransformerBlock": {

@@ -88,7 +88,7 @@ def in_use(modules: nn.Module) -> Any:
     try:
         return modules()
     except TypeError:  # the wrapper would split a batch among adapters
-        remedy = "Call the model for the rows of each adapter on their own."
+        remedy = "Call the model separately for the rows of each adapter."
         fail("one adapter for all rows, which share their position", "adapter_names", remedy)
 
 
@@ -121,7 +121,7 @@ class LayerPositions(ModuleSequence):
         built = [build(site) for _ in range(1 if shared else depth)]
         parts = [part for one in built for part in parts_of(one)]
         if len({id(part) for part in parts}) != len(parts):
-            fail("a mechanism of its own for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
+            fail("a separate mechanism for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
         later = (Sum(part for part in parts_of(one) if acts_in_attention(part)) for one in built[1:])
         return cls([Sum([built[0]]), *later], depth, trainable)
 
