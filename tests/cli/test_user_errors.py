@@ -147,7 +147,7 @@ RETROFIT = [
     ("resnet", r"expected hf:FOLDER or timm:NAME; got 'resnet'"),
     ("hf:nowhere", r"expected a folder with config\.json after hf:; got nowhere"),
     ("timm:beit_bas_patch16_224", r"Did you mean beit_base_patch16_224"),
-    ("timm:vit_tiny_patch16_224", r"got VisionTransformer, which has none that is known"),
+    ("timm:vit_tiny_patch16_224", r"got VisionTransformer, which has no known relative position"),
     ("timm:x --lengths a", r"expected --lengths from 2 to 1,048,576, joined by commas; got 'a'"),
     ("timm:x --train --forward", r"expected one of --train and --forward; got both"),
 ]
