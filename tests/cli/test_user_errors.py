@@ -76,7 +76,7 @@ COMPARE = [
     ("--data text --bad-images skip", r"a folder of images as data with bad_images; got text"),
     ("--data classes --image-size big", r"expected N or HxW for --image-size; got 'big'\. Write --image-size 64,"),
     ("--data classes --image-size -4", r"expected N or HxW for --image-size; got '-4'|expected one argument"),
-    ("--data classes --image-size 60", r"image size that patches of 8 x 8 divide; got 60 x 60\. Take 56 or 64"),
+    ("--data classes --image-size 60", r"image size divisible by the patch size 8 x 8; got 60 x 60\. Take 56 or 64"),
     ("--data classes --image-size 80x80000000", r"at most 4,096 pixels per side for --image-size; got '80x80000000'\."),
     ("--data classes --patch 2x3x4", r"expected N or HxW for --patch; got '2x3x4'"),
     ("--data classes --patch 0", r"patch to be an integer of at least 1; got int 0"),
@@ -130,7 +130,7 @@ WEIGHTS = [  # of relpos, then of others
     ("odd.safetensors", r"odd\.safetensors, whose a\.rel_pos_h cannot be drawn: it has 4 rows, an even number"),
     ("away", r"an index of shards; got .* \(its shard '\.\./model/model\.safetensors' is not beside it\)"),
     ("unmapped", r"an index of shards; got .* \(it has no weight_map from names to files\)"),
-    ("torn", r"an index of shards; got .* \(it is no JSON that can be read"),
+    ("torn", r"an index of shards; got .* \(it is not readable JSON"),
 ]
 BENCH = [
     ("--cases line-4096-float32-stp", r"got 'line-4096-float32-stp'\. Did you mean 'line-4096-float32-step'"),
