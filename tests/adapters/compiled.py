@@ -67,7 +67,9 @@ def beside_lora(family: Family, target: str) -> None:
         warnings.simplefilter("always")
         for _ in range(2):
             family.called(step)
-    assert sum("frozen at its start" in str(one.message) for one in caught) == 1, [str(one.message) for one in caught]
+    assert sum("keeps its initial values" in str(one.message) for one in caught) == 1, [
+        str(one.message) for one in caught
+    ]
 
 
 def retrofitted(name: str) -> None:

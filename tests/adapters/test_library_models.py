@@ -115,7 +115,7 @@ def test_trained_weights_are_loaded_and_what_starts_anew_is_said(tmp_path: Path,
     name = f"hf:{tmp_path}"
     build = LibraryModel(name)
     assert build.notes(text) == [
-        f"{name} starts from its trained weights; these start anew, since they do not fit the data: "
+        f"{name} starts from its trained weights; these start from random values, because they do not fit the data: "
         "transformer.wte.weight."
     ]
     built = build("own", text)
@@ -143,7 +143,7 @@ def test_a_model_that_sees_later_bytes_is_refused(tmp_path: Path, text: Any, mon
 
     monkeypatch.setattr(bert, "create_causal_mask", bert.create_bidirectional_mask)
     monkeypatch.setattr(bert.BertSelfAttention, "__init__", sees_all)
-    with pytest.raises(ValueError, match=r"expected a model that reads a text forward; got hf:.*, which sees later"):
+    with pytest.raises(ValueError, match=r"expected a causal model of text; got hf:.*, which sees later"):
         build("own", text)
 
 
@@ -166,8 +166,8 @@ def folders(tmp_path: Path) -> Path:
         (VIT, "own", "text", rf"expected images for {VIT}; got the data text\."),
         (VIT, "rotary_9", "digits", r"expected a position mechanism|a position among"),
         (SWIN, "learned", "digits", r"a position that acts in attention"),
-        ("t5", "own", "text", r"that continues a text; got hf:.*, a t5, which answers .* Pass datasets"),
-        ("gpt2", "own", "pairs", r"images or a text, a file of it, for hf:.*; got datasets of another"),
+        ("t5", "own", "text", r"that continues a text; got hf:.*, a t5, which maps .* Pass datasets"),
+        ("gpt2", "own", "pairs", r"images or a text file for hf:.*; got datasets of another"),
         ("gpt2", "own", "digits", r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
         ("gpt2", "relative_2d", "text", r"which have 1; got 'relative_2d', which is for 2\."),
         ("strange", "own", "text", r"a model_type that transformers knows .*; got 'abacus'\."),

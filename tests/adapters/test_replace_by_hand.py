@@ -172,7 +172,7 @@ REPORTS: dict[str, tuple[list[str], list[str]]] = {
         ["pos_embed"],
         [
             "off       pos_embed: absolute embedding of 7 positions",
-            "relative_2d, one a layer: 2 layers of the model itself, Grid(2, 3, prefix=1)",
+            "relative_2d, one per layer: 2 layers of the model itself, Grid(2, 3, prefix=1)",
         ],
     ),
     "BEiT, embedded": (
@@ -221,7 +221,7 @@ def test_the_report_of_a_part_and_of_another_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("timm ViT", "pos_embed: "), ("PyTorch", "nothing: it knows nothing of position itself")]
+    ("name", "kept"), [("timm ViT", "pos_embed: "), ("PyTorch", "nothing: the model has no position of its own")]
 )
 def test_own_keeps_what_the_model_has(name: str, kept: str) -> None:
     family = FAMILIES[name]
@@ -230,7 +230,7 @@ def test_own_keeps_what_the_model_has(name: str, kept: str) -> None:
     report = relpos.replace_position(model, "own", **family.options)
     assert report.kept
     _, position, last = str(report).splitlines()
-    assert position == "  position  own: the model keeps what it knows of position itself, and nothing was changed"
+    assert position == "  position  own: the model keeps its own position; nothing was changed"
     assert last.startswith(f"  kept      {kept}")
     assert torch.equal(family.called(model), before)
     assert not hasattr(model, "positions")

@@ -55,7 +55,7 @@ def test_autocast_is_no_further_off_than_published(family: Family) -> None:
 
 
 def _checkpointed(model: Any, *, reentrant: bool) -> None:
-    """The model's own checkpoints; PyTorch's encoder has none, and gets one a layer."""
+    """The model's own checkpoints; PyTorch's encoder has none, and gets one per layer."""
     if hasattr(model, "gradient_checkpointing_enable"):
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         if reentrant and model.main_input_name == "input_ids":

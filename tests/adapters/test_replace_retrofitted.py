@@ -53,7 +53,7 @@ def test_what_was_replaced_is_nothing_to_retrofit(name: str) -> None:
     family = FAMILIES[name]
     model = family.replaced()
     before = family.called(model)
-    with pytest.raises(ValueError, match=r"relpos\.retrofit can serve; got .*is relpos's already, by replace_position"):
+    with pytest.raises(ValueError, match=r"relpos\.retrofit supports; got .*already relpos's, by replace_position"):
         relpos.retrofit(model, border=0)
     assert torch.equal(family.called(model), before)
 
@@ -67,7 +67,7 @@ def test_what_was_not_replaced_is_retrofitted_beside_it() -> None:
     report = relpos.retrofit(both, border=0)
     assert report.verified
     assert all(one.module.startswith("second") for one in (*report.replaced, *report.verified))
-    assert {one.reason for one in report.left} == {"its position is relpos's already, by replace_position"}
+    assert {one.reason for one in report.left} == {"its position is already relpos's, by replace_position"}
     assert all(one.module.startswith("first") for one in report.left)
     assert torch.equal(family.called(first), wanted)
     torch.testing.assert_close(second(images), published)

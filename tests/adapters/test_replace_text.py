@@ -85,7 +85,7 @@ def test_packed_texts() -> None:
 def test_a_text_beyond_the_longest() -> None:
     model = gpt2()
     relpos.replace_position(model, "learned")
-    with pytest.raises(ValueError, match="positions 0 to 31, as the mechanism was built for; got position 32"):
+    with pytest.raises(ValueError, match="positions 0 to 31, for which the mechanism was built; got position 32"):
         model(tokens(1, 33))
     for position, options in (("learned", {"coordinates": Sequence(64)}), ("sinusoidal_1d", {})):
         relpos.restore(model)

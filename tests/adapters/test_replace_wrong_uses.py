@@ -99,10 +99,10 @@ CASES = [
     case(llama, "expected heads 16 wide for this Rotation; got 8", lambda site: RotaryEmbedding(16)),
     case(timm_vit, "LineBias values for 4", lambda site: RelativePositionBias(3, window_size=(2, 3), prefix=1)),
     case(gpt2, "coordinates with 2 axes", lambda site: RelativePositionBias(4, window_size=(2, 3))),
-    case(swin, "acts in attention, all there is in SwinTransformerStage; got learned, which is added", "learned"),
+    case(swin, "acts in attention for SwinTransformerStage; got learned, which is added", "learned"),
     case(swin, "which is added to tokens", "learned+relative_2d"),
     case(swin, "axes of the tokens of SwinTransformerStage, which have 2; got 'fire', which is for 1", "fire"),
-    case(own, "a position that acts in attention, all there is in Own; got learned", "learned", coordinates=SEVEN),
+    case(own, "a position that acts in attention for Own; got learned", "learned", coordinates=SEVEN),
     case(own, AXES.format("relative_2d"), "relative_2d", coordinates=SEVEN),
     # what is no position
     case(gpt2, "expected a position among .*relative_1d.*", "relativ_1d"),
@@ -120,7 +120,7 @@ CASES = [
     ),
     case(
         lambda: _with(gpt2(), _another_layer),
-        r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not served",
+        r"layers of transformers.*GPT2Attention; got transformers.*BertSelfAttention.* not supported",
     ),
     *(
         case(_parallel(block), rf"layers of timm\.layers\.attention\.Attention; got timm\S*\.{block}\.", position)
@@ -132,7 +132,7 @@ CASES = [
         r"layers of torch\S+MultiheadAttention; got \S+OwnLayer\. Other kinds",
         coordinates=SEVEN,
     ),
-    case(partial(own, kdim=16), "nn.MultiheadAttention among the same tokens; got one with kdim", coordinates=SEVEN),
+    case(partial(own, kdim=16), "nn.MultiheadAttention for plain self-attention; got one with kdim", coordinates=SEVEN),
     case(partial(own, add_bias_kv=True), "add_bias_kv", coordinates=SEVEN),
     case(
         lambda: nn.ModuleList([own(), nn.MultiheadAttention(16, 2)]),
@@ -151,7 +151,7 @@ CASES = [
     case(lambda: _with(gpt2(), _a_child_of_this_name), "without a child named 'positions'; got GPT2Model.*Rename it"),
     case(
         lambda: _with(timm_vit(), _a_forward),
-        "without a forward of their own; got Attention with one. Replace before accelerate's hooks",
+        "whose forward is not overridden; got Attention with its own. Replace before accelerate adds hooks",
     ),
     case(
         lambda: _with(gpt2(attn_implementation="eager"), _asks_for_weights),
@@ -188,7 +188,7 @@ def test_inside_inference_mode() -> None:
 def test_tokens_that_a_module_was_not_built_for() -> None:
     model = own()
     relpos.replace_position(model, "relative_2d", coordinates=Grid(2, 3))
-    with pytest.raises(ValueError, match=r"expected 6 tokens, of Grid\(2, 3\); got 7"):
+    with pytest.raises(ValueError, match=r"expected 6 tokens, for Grid\(2, 3\); got 7"):
         model(TOKENS)
     with pytest.raises(ValueError, match="the same tokens as queries, keys and values"):
         model.layers[0](TOKENS, TOKENS[:, :5], TOKENS[:, :5])
@@ -199,8 +199,10 @@ def test_a_model_that_relpos_has_changed(name: str) -> None:
     model = FAMILIES[name].published()
     relpos.replace_position(model, "alibi", **FAMILIES[name].options)
     for position in ("t5", "own", None):
-        refused(model, r"as its library has it; got one that relpos has changed\. Call relpos\.restore", position)
-    with pytest.raises(ValueError, match=r"(is relpos's already, by replace_position|which has none that is known)"):
+        refused(model, r"an unchanged model; got one that relpos has already changed\. Call relpos\.restore", position)
+    with pytest.raises(
+        ValueError, match=r"(already relpos's, by replace_position|which has no known relative position)"
+    ):
         relpos.retrofit(model)
     assert any(map(is_swapped, model.modules())), "the first mechanism stays"
 
@@ -273,7 +275,7 @@ def test_another_source(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(owner, function)
     monkeypatch.setattr(owner, function, lambda self, *args, **kwargs: right(self, *args, **kwargs))
     library = r"(?:timm|transformers) \d+\.\d+\.\d+"
-    line = rf"a library whose source was run; got .*{method} of {library} differs .*\({library}\).* pass force=True"
+    line = rf"a tested version of the library; got .*{method} of {library} differs .*\({library}\).* pass force=True"
     refused(model, line, "alibi")
     assert relpos.replace_position(model, "alibi", force=True).layers
 

@@ -93,5 +93,5 @@ def test_bidirectional_attention_runs_as_published(pair: tuple[Any, Any]) -> Non
 
 
 def test_falcon_without_slopes_is_left() -> None:
-    with pytest.raises(ValueError, match="alibi=False: it rotates"):
+    with pytest.raises(ValueError, match="alibi=False: it uses a rotation"):
         relpos.retrofit(falcon(alibi=False))

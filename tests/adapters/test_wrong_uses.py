@@ -55,14 +55,14 @@ def _of_local_attention() -> Any:
 
 CASES: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: "t5-small", "expected a model, an nn.Module; got str", {}),
-    (lambda: nn.Linear(2, 2), r"got Linear, which has none that is known\. Known are .*t5", {}),
+    (lambda: nn.Linear(2, 2), r"got Linear, which has no known relative position\. Known: .*t5", {}),
     (writer, "border to be an integer of at least 0", {"border": -1}),
     *((writer, "verify to be True or False", {"verify": flag}) for flag in (1, None, "yes")),
     *((writer, "force to be True or False", {"force": flag}) for flag in (1, None, "yes")),
     (_with_flex_attention, 'Load the model with attn_implementation="sdpa"', {}),
     (_of_local_attention, "LongT5LocalAttention: it attends within blocks", {}),
     (_on_meta, r"shared\.weight on the meta device.*verify=False", {}),
-    (_with_a_forward, "Retrofit before accelerate's hooks", {}),
+    (_with_a_forward, "Retrofit before accelerate adds hooks", {}),
     (lambda: writer(relative_attention_num_buckets=31), "num_buckets to be a multiple of", {}),
     (
         lambda: models()["deberta_v2"].made(torch.float32).encoder.layer,
@@ -103,7 +103,7 @@ def test_twice() -> None:
 def test_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
     model = writer()
     monkeypatch.setattr(libraries, "known", dict)
-    _refused(model, r"T5Attention\.forward.* of transformers 5\.\d+\.\d+ differs from the source that was run")
+    _refused(model, r"T5Attention\.forward.* of transformers 5\.\d+\.\d+ differs from the source tested")
     report = relpos.retrofit(model, force=True, verify=False)
     assert report.verified, "force verifies all the same"
 
@@ -125,7 +125,7 @@ def test_another_source_of_what_models_share(name: str, function: str, monkeypat
     model = models()[name].made(torch.float32)
     file, _, own = function.rpartition(".")
     version = r"transformers 5\.\d+\.\d+"
-    line = rf"{re.escape(function)} of {version} differs from the source that was run \({version}\)"
+    line = rf"{re.escape(function)} of {version} differs from the source tested \({version}\)"
     monkeypatch.setattr(imported(file), own, lambda *args, **kwargs: None)
     _refused(model, line)
     if "eager" not in own:  # which a file may lack, as it has no such function of its own
@@ -173,7 +173,7 @@ def test_a_configuration_of_a_retrofitted_falcon() -> None:
     transformers = imported("transformers")
     model = models()["falcon"].made(torch.float32)
     relpos.retrofit(model, verify=False)
-    with pytest.raises(ValueError, match="expected a configuration of no retrofitted model"):
+    with pytest.raises(ValueError, match="expected a configuration not used by a retrofitted model"):
         transformers.FalconForCausalLM(model.config)
     other = transformers.FalconForCausalLM(copy.deepcopy(model.config))  # the remedy
     assert other.config._attn_implementation == "sdpa"
@@ -200,7 +200,7 @@ def test_built_on_meta_and_given_weights_after_the_retrofit(name: str) -> None:
 def test_what_cannot_be_run_is_no_difference() -> None:
     model = writer()
     prune.l1_unstructured(model.encoder.block[0].layer[0].SelfAttention.q, "weight", amount=0.2)
-    with pytest.raises(RuntimeError, match=r"it could not be run, RuntimeError.*restored\. verify=False retrofits it"):
+    with pytest.raises(RuntimeError, match=r"it could not run, RuntimeError.*restored\. verify=False retrofits it"):
         relpos.retrofit(model)
     relpos.retrofit(model, verify=False)
 
@@ -221,7 +221,7 @@ def test_a_forward_that_came_after_the_retrofit() -> None:
     relpos.retrofit(model, verify=False)
     own = model.forward
     model.forward = lambda *args, **kwargs: own(*args, **kwargs)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"got the model, which has one\. Take accelerate's off first"):
+    with pytest.raises(ValueError, match=r"got the model, whose forward is\. Take accelerate's off first"):
         relpos.restore(model)
     assert is_swapped(model)
     del model.forward

@@ -76,7 +76,7 @@ COMPARE = [
     ("--data text --bad-images skip", r"a folder of images as data with bad_images; got text"),
     ("--data classes --image-size big", r"expected N or HxW for --image-size; got 'big'\. Write --image-size 64,"),
     ("--data classes --image-size -4", r"expected N or HxW for --image-size; got '-4'|expected one argument"),
-    ("--data classes --image-size 60", r"image size that patches of 8 x 8 divide; got 60 x 60\. Take 56 or 64"),
+    ("--data classes --image-size 60", r"image size divisible by the patch size 8 x 8; got 60 x 60\. Take 56 or 64"),
     (
         "--data classes --image-size 80x80000000",
         r"height and width of at most 4,096 pixels for --image-size; got '80x80000000'\.",
@@ -133,7 +133,7 @@ WEIGHTS = [  # of relpos, then of others
     ("odd.safetensors", r"odd\.safetensors, whose a\.rel_pos_h cannot be drawn: it has 4 rows, an even number"),
     ("away", r"an index of shards; got .* \(its shard '\.\./model/model\.safetensors' is not beside it\)"),
     ("unmapped", r"an index of shards; got .* \(it has no weight_map from names to files\)"),
-    ("torn", r"an index of shards; got .* \(it is no JSON that can be read"),
+    ("torn", r"an index of shards; got .* \(it is not readable JSON"),
 ]
 BENCH = [
     ("--cases line-4096-float32-stp", r"got 'line-4096-float32-stp'\. Did you mean 'line-4096-float32-step'"),
@@ -150,7 +150,7 @@ RETROFIT = [
     ("resnet", r"expected hf:FOLDER or timm:NAME; got 'resnet'"),
     ("hf:nowhere", r"expected a folder with config\.json after hf:; got nowhere"),
     ("timm:beit_bas_patch16_224", r"Did you mean beit_base_patch16_224"),
-    ("timm:vit_tiny_patch16_224", r"got VisionTransformer, which has none that is known"),
+    ("timm:vit_tiny_patch16_224", r"got VisionTransformer, which has no known relative position"),
     ("timm:x --lengths a", r"expected --lengths from 2 to 1,048,576, joined by commas; got 'a'"),
     ("timm:x --train --forward", r"expected one of --train and --forward; got both"),
 ]

@@ -216,7 +216,7 @@ def test_segments_of_new_tokens_are_told_as_padding_tells_them(batch: int | None
 
 def test_tensors_of_unlike_pairs_are_not_joined() -> None:
     own, other = (torch.ones(1, 1, *size).bool() for size in ((4, 6), (4, 5)))
-    with pytest.raises(ValueError, match="expected tensors of the same pairs in two masks"):
+    with pytest.raises(ValueError, match="expected tensors for the same pairs in two masks"):
         Mask(allowed=own) & Mask(allowed=other)
     row = torch.tensor([True, False, True, True, True, False])[None, None, None]
     assert torch.equal((Mask(allowed=own) & Mask(allowed=row)).dense(4, 6)[0, 0], row[0, 0].expand(4, 6))

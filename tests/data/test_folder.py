@@ -78,7 +78,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[Sequence[str], str]] = [
     ((), r"expected images in .*DIR, in a folder for each class; got no folders in it\. Name"),
-    (("a.png", "b.png"), r"expected a folder for each class; got images without one in .*DIR, such as a\.png\. Sort"),
+    (("a.png", "b.png"), r"expected a folder for each class; got images without one in .*DIR, such as a\.png\. Move"),
     (
         ("train/cat/a.png", "Train/cat/b.png"),
         r"expected folders whose names differ by more than capitals; got .*[Tt]rain and .*[Tt]rain\. Join them",
@@ -88,11 +88,11 @@ REFUSED: list[tuple[Sequence[str], str]] = [
     (("cat/a.png", "dog/b.txt"), r"DIR/dog, a class's folder; got none but 1 other files, such as b\.txt\."),
     (("train/cat/a.png", "train/dog/b.png", "test/cat/c.png"), r"the class 'dog' in every split; got none for test in"),
     (("train/cat/a.png", "train/dog/b.png", "val/cat/c.png", "val/dog/d.png", "val/cow/e.png"),
-     r"expected the classes of train in validation; got 'cow' besides in .*DIR\. Add it to train, or remove it"),
+     r"expected the classes of train in validation; got also 'cow' in .*DIR\. Add it to train, or remove it"),
     (("train/cat/a.png", "train/dog/b.png", "val/cat/c.png", "val/dog/.d"), r"DIR/val/dog, a class's folder; got none"),
-    (("train/cat/a.png", "more/dog/b.png"), r"train, val and test as the only folders .*; got .*DIR/more\. Move it"),
+    (("train/cat/a.png", "more/dog/b.png"), r"only the folders train, val and test; got .*DIR/more\. Move it"),
     (("train/cat/a.png", "val/cat/b.png", "valid/cat/c.png"), r"one folder for validation; got .*val and .*valid\."),
-    (("val/cat/a.png", "test/cat/b.png"), r"expected a folder train beside test, val; got none in .*DIR\. Add it"),
+    (("val/cat/a.png", "test/cat/b.png"), r"expected a folder train with test, val; got none in .*DIR\. Add it"),
 ]  # fmt: skip
 
 

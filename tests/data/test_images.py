@@ -288,7 +288,7 @@ def test_broken_images_are_named_or_skipped_where_asked(photographs: Path, tmp_p
     (folder / "grass" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     says = (
         r"images that can be read; got .*DIR/cat/zero\.png \(the file is empty\); .*DIR/grass/cut\.jpg \(it is broken: "
-        r".*\. Mend or remove them, or leave them out with --bad-images skip\.$"
+        r".*\. Repair or remove them, or leave them out with --bad-images skip\.$"
     )
     with pytest.raises(ValueError, match=says):
         ImageFolder(folder)
@@ -298,14 +298,14 @@ def test_broken_images_are_named_or_skipped_where_asked(photographs: Path, tmp_p
     assert task.options["contents"] == ImageFolder(photographs).options["contents"], "nothing else changes"
     for number in range(9):
         (folder / "cat" / f"zero{number}.png").write_bytes(b"")
-    with pytest.raises(ValueError, match="; and 8 more\\. Mend"):
+    with pytest.raises(ValueError, match="; and 8 more\\. Repair"):
         ImageFolder(folder)
 
 
 def test_images_with_too_many_pixels_are_refused_or_skipped(noise: Path, copy: Path) -> None:
     Image.new("RGB", (60, 50), "red").save(copy / "class0" / "large.png")
     reason = "it has 3,000 pixels, more than 2,999; --max-pixels raises the limit"
-    with pytest.raises(ValueError, match=re.escape(f"class0/large.png ({reason}). Mend or remove them")):
+    with pytest.raises(ValueError, match=re.escape(f"class0/large.png ({reason}). Repair or remove them")):
         ImageFolder(copy, max_pixels=2999)
     task = ImageFolder(copy, bad_images="skip", max_pixels=2999)
     assert task.skipped == ({"path": "class0/large.png", "reason": reason},)
@@ -379,10 +379,16 @@ def test_a_class_that_was_all_broken_is_named(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"image_size": (50, 50)}, "an image size that patches of 8 x 8 divide; got 50 x 50. Take 48 or 56 for 50."),
-        ({"image_size": (64, 50)}, "an image size that patches of 8 x 8 divide; got 64 x 50. Take 48 or 56 for 50."),
-        ({"image_size": (64, 64), "patch": (20, 20)}, "patches of 20 x 20 divide; got 64 x 64. Take 100 for 64."),
-        ({"image_size": (33, 33)}, "an image size that patches of 8 x 8 divide; got 33 x 33. Take 40 for 33."),
+        (
+            {"image_size": (50, 50)},
+            "an image size divisible by the patch size 8 x 8; got 50 x 50. Take 48 or 56 for 50.",
+        ),
+        (
+            {"image_size": (64, 50)},
+            "an image size divisible by the patch size 8 x 8; got 64 x 50. Take 48 or 56 for 50.",
+        ),
+        ({"image_size": (64, 64), "patch": (20, 20)}, "patch size 20 x 20; got 64 x 64. Take 100 for 64."),
+        ({"image_size": (33, 33)}, "an image size divisible by the patch size 8 x 8; got 33 x 33. Take 40 for 33."),
         ({"image_size": (32, 32)}, "at least 5 patches per side, of which 4 are margin; got 32 x 32 with patches of"),
         ({"image_size": (0, 64)}, "expected image_size to be an integer of at least 1; got int 0"),
         ({"patch": (0, 8)}, "expected patch to be an integer of at least 1; got int 0"),

@@ -90,7 +90,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert task.options["text"] == str(path)
     assert find_task("text", task.options).options == task.options
     path.write_bytes(LONG[1:])
-    with pytest.raises(ValueError, match="expected the text that the comparison began with; got another"):
+    with pytest.raises(ValueError, match="expected the text with which the comparison started; got another"):
         find_task("text", task.options)
 
 
@@ -99,7 +99,7 @@ def test_a_file_too_short_or_absent(tmp_path: Path) -> None:
     path.write_bytes(LONG[:20_000])
     with pytest.raises(ValueError, match=r"expected a text of at least 5\d,\d{3} bytes; got .* with 20,000"):
         Text(path)
-    with pytest.raises(ValueError, match=r"got .*absent\.txt, which does not exist\. Name one"):
+    with pytest.raises(ValueError, match=r"got .*absent\.txt, which does not exist\. Pass an existing one"):
         Text(tmp_path / "absent.txt")
     with pytest.raises(ValueError, match="expected options of the task text: text; got image_size"):
         find_task("text", {"image_size": 3})

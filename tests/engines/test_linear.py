@@ -137,8 +137,8 @@ def test_nothing_and_weights_of_nothing() -> None:
     ("queries", "more", "error", "says"),
     [
         (N, {"decay": torch.ones(4)}, ValueError, "decay only in a causal call"),
-        (N, {"causal": True, "decay": torch.ones(3)}, ValueError, r"one decay a query head, \[4\]"),
-        (N, {"causal": True, "feature_map": "softmax"}, ValueError, "a feature map of each token alone"),
+        (N, {"causal": True, "decay": torch.ones(3)}, ValueError, r"one decay per query head, \[4\]"),
+        (N, {"causal": True, "feature_map": "softmax"}, ValueError, "a feature map of single tokens"),
         (N, {"feature_map": "exp"}, ValueError, "feature_map to be one of"),
         (N, {"causal": True, "form": "parallel"}, ValueError, "form to be one of"),
         (N, {"chunk": 0}, ValueError, "chunk to be an integer of at least 1"),

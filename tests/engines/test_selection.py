@@ -39,9 +39,14 @@ def given(n: int, position: Any = None, **more: Any) -> tuple[tuple[torch.Tensor
 
 
 WAYS = [
-    ("sdpa", TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH), {}, "vectors' products"),
-    ("sdpa", ALiBi(HEADS), {}, "read as a view"),
-    ("sdpa", RelativePositionBias(HEADS, (2, 16)).requires_grad_(False), {"queries": Grid(2, 16)}, "written out"),
+    ("sdpa", TransformerXLPosition(HEADS, WIDTH, HEADS * WIDTH), {}, "products with each row"),
+    ("sdpa", ALiBi(HEADS), {}, "read as a strided view"),
+    (
+        "sdpa",
+        RelativePositionBias(HEADS, (2, 16)).requires_grad_(False),
+        {"queries": Grid(2, 16)},
+        "expanded to all pairs",
+    ),
     ("sdpa", T5Bias(HEADS), {}, "a learned bias on lines"),
     ("sdpa", T5Bias(HEADS), {"mask": Mask.causal()}, "a mask of all pairs"),
     ("sdpa", None, {}, "without a tensor of pairs"),

@@ -66,7 +66,7 @@ def test_values_and_gradients(backend: str, causal: bool, rotated: bool) -> None
 
 def test_streaming_names_it() -> None:
     (*tensors, gain), _ = ingredients()
-    with pytest.raises(NotImplementedError, match="backend 'streaming' lacks Tilt"):
+    with pytest.raises(NotImplementedError, match="'streaming', which lacks Tilt"):
         attention(*tensors, position=Tilt(gain), backend="streaming")
     explained = explain(*tensors, position=Tilt(gain), mask=Mask.causal())
     assert explained.passed_over["streaming"] == "it lacks Tilt"
@@ -97,5 +97,5 @@ def test_two_trees_of_one_name_are_refused() -> None:
     class Rotation(Term):
         angle: float = static()
 
-    with pytest.raises(ValueError, match="a tree class with a name of its own"):
+    with pytest.raises(ValueError, match="a tree class with a unique name"):
         register("made_up.Rotation")(Rotation)

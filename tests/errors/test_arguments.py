@@ -124,9 +124,7 @@ LEAST: dict[str, dict[str, int]] = {
 def test_a_whole_number_has_its_least(name: str, argument: str) -> None:
     least = LEAST[name][argument]
     expected = f"...{argument} to be an integer of at least {least}; got"
-    require_said(
-        lambda: call(name, **{argument: least - 1}), f"{expected} int {least - 1}. Its smallest value is {least}."
-    )
+    require_said(lambda: call(name, **{argument: least - 1}), f"{expected} int {least - 1}. Pass a larger one.")
     for wrong in (float(least), str(least), True, (least,)):
         came = f"{type(wrong).__name__} {wrong!r}. Pass ...{argument} as a Python int."
         require_said(lambda wrong=wrong: call(name, **{argument: wrong}), f"{expected} {came}")
@@ -157,23 +155,23 @@ def test_a_number_that_is_too_large_is_one_line_or_taken(name: str) -> None:
 
 # numbers
 
-PUBLISHED = "A checkpoint says its own..."
+PUBLISHED = "Use the checkpoint's ..."
 STD = {"init_std": ("of at least 0", "Pass 0.0 to start from zeros.")}
-FACTOR = {"factor": ("above 0", "It is the longer context over the trained one, for example 4.0.")}
+FACTOR = {"factor": ("above 0", "It is the longer context divided by the trained one, for example 4.0.")}
 MODEL = {
     "position_init_std": STD["init_std"],
-    "mlp_ratio": ("above 0", "It is the MLP's hidden width over dim."),
+    "mlp_ratio": ("above 0", "It is the MLP's hidden width divided by dim."),
 }
 BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "ClippedBias": STD,
     "CoPE": STD,
     "DecomposedPosition": STD,
     "DisentangledPosition": STD,
-    "DynamicNTK": {"factor": ("above 0", "1.0 stretches by just as much as the context grows.")},
+    "DynamicNTK": {"factor": ("above 0", "1.0 stretches as much as the context grows.")},
     "FIREBias": {"c": ("above 0", "The published one is 0.1."), "threshold": ("above 0", "The published one is 512.")},
     "FactoredBias": STD,
     "ForgetGate": {**STD, "init_bias": ("of at least 0", "0.0 is the published one.")},
-    "ImageRelativePosition": {**STD, "ratio": ("above 0", "The authors have 1.9 for products and 20 for distances.")},
+    "ImageRelativePosition": {**STD, "ratio": ("above 0", "The authors use 1.9 for products and 20 for distances.")},
     "LanguageModel": {**MODEL, "embed_scale": ("above 0", "Llama's is 1.")},
     "LanguageModel.generate": {
         "temperature": ("of at least 0", "0 takes the likeliest token."),
@@ -186,13 +184,13 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "MultimodalRotary": {"base": ("above 0", PUBLISHED)},
     "NTKScaling": FACTOR,
     "RelativePositionBias": STD,
-    "RotaryEmbedding": {"base": ("above 0", "A checkpoint says its own, rope_theta; RoFormer's is 10000.")},
+    "RotaryEmbedding": {"base": ("above 0", "Use the checkpoint's rope_theta; RoFormer's is 10000.")},
     "RotaryMixed": {"base": ("above 0", "The published one is 10.")},
     "Rotation": {"magnitude": ("above 0", "Leave it out for 1.")},
     "Sandwich": {"base": ("above 0", "The published one is 10000.")},
     "ShawPosition": STD,
     "SinusoidalPositionEmbedding": {"base": ("above 0", "The published one is 10000.")},
-    "Sophia": {"rho": ("above 0", "The paper has 0.01 to 0.05.")},
+    "Sophia": {"rho": ("above 0", "The paper uses 0.01 to 0.05.")},
     "T5Bias": STD,
     "TUPEPosition": STD,
     "TransformerBlock": {
@@ -259,7 +257,7 @@ def test_a_dropout_is_a_share(name: str, argument: str) -> None:
 
 # names
 
-NO_OTHER = "There is no other here: weights that were trained with one compute something else under these...."
+NO_OTHER = "No other is supported: trained weights would compute something else with these...."
 LAYOUT = ("layout", "'half', 'interleaved'", "'half' pairs p with p + P (Hugging Face's Llama, GPT-NeoX), ...")
 BEYOND = ("beyond", "'raise', 'clip'", "Choose one of them for beyond.")
 CHOICES: list[tuple[str, str, str, str]] = [
@@ -276,7 +274,7 @@ CHOICES: list[tuple[str, str, str, str]] = [
     ("QueryScale", "on", "'content', 'scores'", 'Biases are multiplied too on "scores".'),
     ("RelativePositionBias", "bias_type", "'1d', '2d'", "Choose one of them for bias_type."),
     ("RelativePositionBias", *BEYOND),
-    ("RotaryEmbedding", "beyond", "'as is', 'linear', 'ntk', 'yarn', 'llama3'", "A checkpoint's own is scaling=, ..."),
+    ("RotaryEmbedding", "beyond", "'as is', 'linear', 'ntk', 'yarn', 'llama3'", "For a checkpoint's scaling pass ..."),
     ("RotaryEmbedding", *LAYOUT),
     ("RotaryMixed", *LAYOUT),
     ("Rotation", *LAYOUT),

@@ -33,7 +33,7 @@ NOTHING_TO_GET_WRONG = {
 def test_a_wrong_call_says_what_was_expected_what_came_and_the_remedy(
     name: str, call: Callable[[], Any], text: str
 ) -> None:
-    require_said(call, text, NotImplementedError if "backend with all the call needs" in text else ValueError)
+    require_said(call, text, NotImplementedError if "backend that supports this call" in text else ValueError)
 
 
 def test_every_public_name_is_called_wrongly() -> None:

@@ -96,7 +96,7 @@ def test_a_line_has_no_cells(mechanism: Mechanism) -> None:
 
 @pytest.mark.parametrize("mechanism", [*ON_A_LINE, ALiBi(4)], ids=name)
 def test_what_has_whole_offsets_has_none_between_tokens(mechanism: Mechanism) -> None:
-    text = "integer coordinates; got floating-point Positions. Floating-point positions serve rotations only."
+    text = "integer coordinates; got floating-point Positions. Only rotations support floating-point positions."
     require_said(lambda: mechanism.terms(BETWEEN), text)
 
 
@@ -104,10 +104,12 @@ def test_what_has_whole_offsets_has_none_between_tokens(mechanism: Mechanism) ->
 def test_a_mechanism_grows_by_its_own_rules_to_a_length(mechanism: Mechanism) -> None:
     to = Grid(3, 3) if mechanism in ON_A_GRID else Sequence(9)
     rules = GROWTH.get(name(mechanism), "as is")
-    text = f"a growth rule of {name(mechanism)} (it has {rules}); got 'bent'. A mechanism without one stays at the ..."
+    text = (
+        f"a growth rule of {name(mechanism)} (it has {rules}); got 'bent'. A mechanism without rules works only at ..."
+    )
     require_said(lambda: mechanism.grow(to, "bent"), text)
     expected = "length to be an integer of at least 1; got"
-    require_said(lambda: mechanism.extend(0), f"{expected} int 0. Its smallest value is 1.")
+    require_said(lambda: mechanism.extend(0), f"{expected} int 0. Pass a larger one.")
     require_said(lambda: mechanism.extend(9.0), f"{expected} float 9.0. Pass length as a Python int.")  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ def test_damaged_json_is_json_or_an_error_of_one_line(tree: Any, offset: int, by
         parse_json(damaged)
     except FileError as error:
         said = str(error)
-    assert not said or said.startswith("it is no JSON that can be read (")
+    assert not said or said.startswith("it is not readable JSON (")
     assert "\n" not in said
 
 

@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole_and_nothing_beside_it(
     ("free", "said"),
     [
         (2**20, "expected 3.0 MiB free for {}; got 1.0 MiB (No space left on device). Free some space."),
-        (2**30, "expected to write {}; got No space left on device, with 1.0 GiB free: the disk takes no more "
+        (2**30, "expected to write {}; got No space left on device, with 1.0 GiB free: the disk accepts no more "
                 "files, or a quota is used up. Remove some files."),
         (None, "expected to write {}; got No space left on device. Free some space."),
     ],

@@ -17,7 +17,7 @@ from fuzz.plain_bounds import Bounds, bounds
 from fuzz.tiles import set_to
 
 ENGINES = ("reference", "sdpa", "streaming")
-NOT_SERVED = "expected a backend with all the call needs"
+NOT_SERVED = "expected a backend that supports this call"
 
 
 @dataclass

@@ -160,7 +160,7 @@ def test_a_position_without_a_name_is_not_saved(position: Any, tmp_path: Path) -
 def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
     model = VisionTransformer(**VIT)
     model.head = torch.nn.Linear(16, 4)
-    line = r"expected a VisionTransformer as it was built, to save; got one that has head\.\w+ of shape \[4.* Build it"
+    line = r"expected an unchanged VisionTransformer to save; got one that has head\.\w+ of shape \[4.* Build it"
     with pytest.raises(ValueError, match=line) as caught:
         model.save_pretrained(tmp_path / "m")
     assert "\n" not in str(caught.value)
@@ -193,14 +193,14 @@ def test_a_model_of_another_class(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"class": "Module"}, r"its class is 'Module'"),
-        ({"class": 3}, r"its class is int 3, no text"),
-        ({"grown": 3}, r"its grown is int 3, no list"),
+        ({"class": 3}, r"its class is int 3, not text"),
+        ({"grown": 3}, r"its grown is int 3, not a list"),
         ({"grown": [{"img_size": [8, 12], "rule": "longer"}]}, r"whose model can be built; got"),
         ({"grown": [3]}, r"whose model can be built; got"),
         ({"position": {"RotaryChoice": {"base": 1e4, "scaling": {"open": {}}}}}, r"scaling to be one of"),
         ({"position": {"function": "f"}}, r"expected a position by name or a RotaryChoice"),
-        ({"model": {"attention": "global"}}, r"attention to be one of .*; got str 'global'\)\. Save it anew"),
-        ({"model": {"mlp_ratio": "4"}}, r"mlp_ratio to be a number above 0; got str '4'\)\. Save it anew"),
+        ({"model": {"attention": "global"}}, r"attention to be one of .*; got str 'global'\)\. Save it again"),
+        ({"model": {"mlp_ratio": "4"}}, r"mlp_ratio to be a number above 0; got str '4'\)\. Save it again"),
         ({"position": 3}, r"whose model can be built; got"),
         ({"position": {"RotaryChoice": {"base": 1e4, "scaling": {"YaRM": {"factor": 4}}}}}, r"got str 'YaRM'\)\. Save"),
     ],

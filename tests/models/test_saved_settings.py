@@ -18,7 +18,7 @@ from relpos.position.base.saved_settings import is_settings
 from relpos.train.snapshots import Snapshot
 from relpos.train.state import restore_weights
 
-SAID = "do not say with which settings they were saved"
+SAID = "do not record their settings"
 GROWN = r"saved with scaling=None; got scaling=YaRN\(factor=2, .*Call model\.grow\(32, 'yarn'\) before loading"
 
 

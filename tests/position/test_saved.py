@@ -192,7 +192,7 @@ def test_a_file_of_before_loads_with_one_warning(position: str, assign: bool) ->
     own, other = (LanguageModel(16, 16, 16, 3, 2, position=position) for _ in range(2))
     for _ in range(2):  # each time
         (said,) = told_of(lambda: other.load_state_dict(before(own), assign=assign))
-        assert "positions.0.mechanisms.0 do not say with which settings they were saved" in said
+        assert "positions.0.mechanisms.0 do not record their settings" in said
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in before(own).items())
     assert not told_of(lambda: other.load_state_dict(own.state_dict(), assign=assign))
 

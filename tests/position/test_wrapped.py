@@ -114,11 +114,11 @@ def test_what_says_no_terms_raises_one_line() -> None:
     total = relative() + ALiBi(2, distance="manhattan")
     total.mechanisms[1] = nn.Linear(2, 2)
     for call in (total.parts, lambda: total.terms(GRID), lambda: total.acts_in_attention, lambda: total.growth):
-        with pytest.raises(ValueError, match=r"^expected each part of a sum to say terms\(queries, keys\); got Linear"):
+        with pytest.raises(ValueError, match=r"^expected each part of a sum to have terms\(queries, keys\); got"):
             call()
     whole = model()
     whole.positions[1] = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"^expected the position of each layer to say terms\(queries, keys\); got"):
+    with pytest.raises(ValueError, match=r"^expected the position of each layer to have terms\(queries, keys\); got"):
         whole(torch.randn(1, 1, 4, 6))
 
 

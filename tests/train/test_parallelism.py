@@ -192,7 +192,7 @@ def _errors(text: str) -> list[str]:
 def test_an_error_that_all_have_is_said_once(run_processes: Run, tmp_path: Path) -> None:
     given = _train("--position", "none", "--steps", 2, "--accumulate", 3, "--out", tmp_path / "out")
     (said,) = _errors(run_processes(*given, processes=2, code=2))
-    line = "relpos: error: expected a batch that 2 processes times 3 accumulated parts divide; got 32. "
+    line = "relpos: error: expected a batch divisible by 2 processes x 3 accumulated parts; got 32. "
     assert said == line + "Choose a batch size of 30 or 36."
 
 
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_for_one_process(run_processes: Run, tmp_path: Path)
     said = run_processes("-c", FULL, *given, processes=2)
     why = f"expected process 1 to write into {out}/checkpoints/step-00000002.tmp; got No space left on device."
     assert said.count("no checkpoint of step") == 1
-    assert f"no checkpoint of step 2: {why} Training goes on." in said
+    assert f"no checkpoint of step 2: {why} Training continues." in said
     assert not list((out / "checkpoints").iterdir())
 
 

@@ -153,7 +153,7 @@ def test_a_run_that_is_told_to_end_writes_a_checkpoint(
         if now.step == at:
             signal.raise_signal(number)
 
-    with pytest.raises(StoppedError, match="--resume auto goes on") as stopped:
+    with pytest.raises(StoppedError, match="--resume auto continues") as stopped:
         _run(checkpointing, watch=watch)
     assert stopped.value.code == code
     assert signal.getsignal(number) == before
@@ -238,7 +238,7 @@ def test_both_handlers_are_put_back(ignored: bool, tmp_path: Path) -> None:
 
 
 def test_resuming_without_checkpoints() -> None:
-    with pytest.raises(ValueError, match="expected checkpointing= beside resume="):
+    with pytest.raises(ValueError, match="expected checkpointing= with resume="):
         _run(None, resume="auto")
 
 
@@ -281,7 +281,9 @@ def test_an_older_checkpoint_goes_on_elsewhere(whole: Whole, tmp_path: Path) -> 
     """Else newer ones would be in the way of those that it writes."""
     checkpointing = _checkpointing(whole.cut(tmp_path, 3, 4))
     older, newest = str(checkpointing.store.path(3)), str(checkpointing.store.path(4))
-    with pytest.raises(ValueError, match=r"got step 3, and .*checkpoints has step 4\. Go on from an older one in anot"):
+    with pytest.raises(
+        ValueError, match=r"got step 3, and .*checkpoints has step 4\. Continue from an older one in anot"
+    ):
         checkpointing.resumed(older)
     newer = checkpointing.store.path(4) / "state.json"
     sound = newer.read_text()
@@ -313,7 +315,7 @@ def test_where_it_runs_now_is_said(whole: Whole, tmp_path: Path) -> None:
     found.state["about"] = {"processes": 1}
     _checkpointing(tmp_path / "new").store.write(2, found)
     _checkpointing(tmp_path / "new", **now).resumed("auto")
-    assert "to rounding only: processes 1, now 2" in said[2]
+    assert "only up to rounding: processes 1, now 2" in said[2]
 
 
 def test_a_slow_checkpoint_is_not_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,4 +351,4 @@ def test_a_folder_that_cannot_be_locked_is_used_and_named(tmp_path: Path, monkey
     said: list[str] = []
     with Checkpointing(tmp_path, tell=said.append).running():
         pass
-    assert said == [f"{tmp_path} cannot be locked (No locks available): see to it that no other run writes there"]
+    assert said == [f"{tmp_path} cannot be locked (No locks available): make sure that no other run writes there"]

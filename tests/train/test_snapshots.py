@@ -208,7 +208,7 @@ def test_a_full_disk_at_every_write(
         else:
             (line,) = said
             assert re.fullmatch(
-                rf"no checkpoint of step 9: expected .*{os.strerror(number)}.* Training goes on\.", line
+                rf"no checkpoint of step 9: expected .*{os.strerror(number)}.* Training continues\.", line
             )
         _assert_read(store.path(6), 6)
         shutil.rmtree(store.path(9), ignore_errors=True)

@@ -91,7 +91,7 @@ class LibraryModel:
         if not self._is_trained:
             return [f"{self.name} at the size of the data, with random weights."]
         anew = self._loaded(task)[1]
-        note = f"; these start anew, since they do not fit the data: {', '.join(anew)}" if anew else ""
+        note = f"; these start from random values, because they do not fit the data: {', '.join(anew)}" if anew else ""
         return [f"{self.name} starts from its trained weights{note}."]
 
     @cached_property
@@ -170,10 +170,10 @@ class LibraryModel:
                 changes["max_position_embeddings"] = task.length
         else:
             came = "datasets of another kind"
-            fail(f"images or a text, a file of it, for {self.name}", came, "Pass build(position, task) instead.")
+            fail(f"images or a text file for {self.name}", came, "Pass build(position, task) instead.")
         if isinstance(task, Text) and getattr(config, "is_encoder_decoder", False):
-            came = f"{self.name}, a {config.model_type}, which answers one text by another"
-            remedy = "Pass datasets of both, build(position, task) and a step: docs/replace.md."
+            came = f"{self.name}, a {config.model_type}, which maps one text to another"
+            remedy = "Pass datasets with both, build(position, task) and a step: docs/replace.md."
             fail("a model that continues a text", came, remedy)
         if type(config) not in auto._model_mapping:
             remedy = "Name other data, or pass build(position, task) and a step."
@@ -184,7 +184,7 @@ class LibraryModel:
         longest = getattr(config, "max_position_embeddings", None)
         if isinstance(task, Text) and longest is not None and longest < task.length:
             came = f"{longest} in {self.name}"
-            fail(f"at least {task.length} positions, as the data have", came, "Name another model.")
+            fail(f"at least {task.length} positions, which the data need", came, "Name another model.")
         with _quiet():
             if not self._is_trained:
                 return auto.from_config(config), []
@@ -236,7 +236,7 @@ def _require_causal(model: nn.Module, name: str) -> None:
     scores = model(ids).logits
     model.train(training)
     if not torch.allclose(scores[0, :-1], scores[1, :-1], atol=1e-4):
-        fail("a model that reads a text forward", f"{name}, which sees later bytes", "Pass build and a step instead.")
+        fail("a causal model of text", f"{name}, which sees later bytes", "Pass build and a step instead.")
 
 
 @contextmanager

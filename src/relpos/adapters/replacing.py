@@ -100,10 +100,10 @@ def replace_position(
     require_flag(force, "force")
     if torch.is_inference_mode_enabled():
         fail(
-            "a replacement outside torch.inference_mode()", "one inside", "What is made inside could never be trained."
+            "a replacement outside torch.inference_mode()", "one inside", "Parameters created there cannot be trained."
         )
     if any(isinstance(module, Repositioned) for module in model.modules()):
-        fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
+        fail("an unchanged model", "one that relpos has already changed", "Call relpos.restore(model) first.")
     stacks = stacks_of(model, Given(coordinates, causal))
     rows = tuple(
         OwnPosition(stack.path(own.name), own.what, tuple(map(stack.path, own.parameters)))
@@ -160,7 +160,7 @@ def _require_implementation(stacks: list[Stack]) -> None:
     for config in (config for config in map(_config_of, stacks) if config is not None):
         if interface.is_shared(config):
             came = "one that shares its configuration with a model that relpos has changed"
-            fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
+            fail("a model with its own configuration", came, "Build it with copy.deepcopy(config).")
         own = interface.implementation(config)
         if own not in interface.SERVED:
             fail("attn_implementation sdpa or eager", own, 'Load the model with attn_implementation="sdpa".')
@@ -183,7 +183,7 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     if acts_on_tokens(first) and not stack.tokens:
         remedy = "Choose one that acts in attention, such as a bias or a rotation."
         came = f"{_name_of(position, [stack])}, which is added to tokens"
-        fail(f"a position that acts in attention, all there is in {type(stack.holder).__name__}", came, remedy)
+        fail(f"a position that acts in attention for {type(stack.holder).__name__}", came, remedy)
     weight = next(stack.holder.parameters())
     positions.to(device=weight.device, dtype=weight.dtype)
     with torch.no_grad():

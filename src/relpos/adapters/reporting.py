@@ -110,22 +110,22 @@ class ReplacementReport:
     def __str__(self) -> str:
         lines = [self.model]
         if self.kept:
-            text = "the model keeps what it knows of position itself, and nothing was changed"
+            text = "the model keeps its own position; nothing was changed"
             lines.append(f"  position  {self.position}: {text}")
-            kept = [f"{one.name}: {one.what}" for one in self.own] or ["nothing: it knows nothing of position itself"]
+            kept = [f"{one.name}: {one.what}" for one in self.own] or ["nothing: the model has no position of its own"]
             lines += [f"  kept      {one}" for one in kept]
             return visible("\n".join(lines), keep="\n")
         if self.restored:
             lines.append(f"  restored  {len(self.restored)} retrofitted modules, from {self.restored[0]}")
         lines += [f"  off       {one.name}: {one.what}" for one in self.own]
         if not self.own:
-            lines.append("  off       nothing: it knew nothing of position itself")
-        count = "one for all" if self.shared else "one a layer"
+            lines.append("  off       nothing: the model has no position of its own")
+        count = "one for all" if self.shared else "one per layer"
         lines += [f"  position  {self.position}, {count}: {layers}" for layers in self.layers]
         if self.learns and self.adapted:
-            lines.append(f"  adapters  PEFT's were here first, and are saved without it: replace, then adapt, {PEFT}")
+            lines.append(f"  adapters  PEFT's came first and are saved without it: replace first, then adapt, {PEFT}")
         elif self.learns:
-            lines.append(f"  adapters  PEFT freezes it at its start, unless told {PEFT}")
+            lines.append(f"  adapters  PEFT freezes it at its initial values, unless you pass {PEFT}")
         return visible("\n".join(lines), keep="\n")
 
 

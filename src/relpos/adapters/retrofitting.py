@@ -71,7 +71,7 @@ def retrofit(
     if border is not None:
         require_int(border, "border", at_least=0)
     if any(map(is_retrofitted, model.modules())):
-        fail("a model as its library has it", "one that relpos has changed", "Call relpos.restore(model) first.")
+        fail("an unchanged model", "one that relpos has already changed", "Call relpos.restore(model) first.")
     found, left = _found(model, border)
     _require_served(model, found, left, force)
     if verify or force:
@@ -127,8 +127,8 @@ def _require_own_forward(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if is_swapped(module) and "forward" in vars(module):
             fail(
-                "modules without a forward of their own",
-                f"{name or 'the model'}, which has one",
+                "modules whose forward is not overridden",
+                f"{name or 'the model'}, whose forward is",
                 "Take accelerate's off first: accelerator.unwrap_model(model, keep_fp32_wrapper=False).",
             )
 
@@ -144,7 +144,7 @@ def _found(
         path = path_of(type(module))
         if id(module) in replaced_before or isinstance(module, Repositioned):
             if path in replaced_classes():
-                left.append(Left(name, path, "its position is relpos's already, by replace_position"))
+                left.append(Left(name, path, "its position is already relpos's, by replace_position"))
             continue
         if path in refused_classes():
             left.append(Left(name, path, refused_classes()[path][1].reason))
@@ -175,42 +175,42 @@ def _require_served(
         served = sorted({one.architecture for _, one in replaced_classes().values()})
         if reasons:
             fail(
-                "a position that relpos.retrofit can serve",
+                "a position that relpos.retrofit supports",
                 f"{type(model).__name__} ({'; '.join(reasons)})",
                 _SEE_DOCUMENT,
             )
         fail(
-            "a model of transformers or timm with a relative position of its own",
-            f"{type(model).__name__}, which has none that is known",
-            f"Known are {', '.join(served)}; {_SEE_DOCUMENT}",
+            "a model of transformers or timm with a relative position",
+            f"{type(model).__name__}, which has no known relative position",
+            f"Known: {', '.join(served)}; {_SEE_DOCUMENT}",
         )
     for library in sorted({kind.library for _, _, kind, _ in found}):
         require_importable(library)
     if torch.is_inference_mode_enabled():
-        fail("a retrofit outside torch.inference_mode()", "one inside", "Gradients are verified, too: retrofit before.")
+        fail("a retrofit outside torch.inference_mode()", "one inside", "The verification needs gradients.")
     for name, module, kind, _ in found:
         if "forward" in vars(module):
             fail(
-                "modules without a forward of their own",
-                f"{name or 'the model'}, which has one",
-                "Retrofit before accelerate's hooks.",
+                "modules whose forward is not overridden",
+                f"{name or 'the model'}, whose forward is",
+                "Retrofit before accelerate adds hooks.",
             )
         if kind.switches and interface.is_shared(getattr(module, "config", None)):
             came = "one that shares its configuration with a retrofitted model"
-            fail("a model with a configuration of its own", came, "Build it with copy.deepcopy(config).")
+            fail("a model with its own configuration", came, "Build it with copy.deepcopy(config).")
     for path in sorted({path_of(type(module)) for _, module, _, _ in found}):
         kind, replaced = replaced_classes()[path]
         reason = strange(path, replaced.reads, switches=kind.switches)
         if reason and not force:
-            fail("a library whose source was run", reason, "Install that version, or pass force=True to verify it.")
+            fail("a tested version of the library", reason, "Install that version, or pass force=True to verify it.")
     for _, module, kind, _ in found:
         own = interface.implementation(getattr(module, "config", None))
         if kind.switches and own not in interface.SERVED:
             fail("attn_implementation sdpa or eager", own, 'Load the model with attn_implementation="sdpa".')
 
 
-_SEE_DOCUMENT = "docs/retrofit.md lists what is served."
-_WEIGHTS_REQUESTED = "config.output_attentions=True: all calls run as published; set it to False and retrofit anew"
+_SEE_DOCUMENT = "docs/retrofit.md lists what is supported."
+_WEIGHTS_REQUESTED = "config.output_attentions=True: all calls run as published; set it to False and retrofit again"
 
 
 def _require_whole(model: nn.Module) -> None:
@@ -218,10 +218,10 @@ def _require_whole(model: nn.Module) -> None:
     for name, x in model.named_parameters():
         if type(x.data).__name__ == "DTensor":
             remedy = "Retrofit before fully_shard, or pass verify=False."
-            fail("weights that are whole, of which a verification makes copies", f"{name}, which is sharded", remedy)
+            fail("unsharded weights to copy for the verification", f"{name}, which is sharded", remedy)
         if x.is_meta:
-            remedy = "Load the weights before, or pass verify=False."
-            fail("weights, of which a verification makes copies", f"{name} on the meta device", remedy)
+            remedy = "Load the weights first, or pass verify=False."
+            fail("weights to copy for the verification", f"{name} on the meta device", remedy)
 
 
 def _swap(found: list[tuple[str, nn.Module, PositionKind, Replaced]], border: int | None) -> None:

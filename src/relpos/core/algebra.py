@@ -82,7 +82,7 @@ class Single(Term):
 
     def join(self, other: Self) -> NoReturn:
         """Two of them contradict each other, equal or not."""
-        fail(f"at most one {type(self).__name__}", "two", "Compose mechanisms so that only one brings it.")
+        fail(f"at most one {type(self).__name__}", "two", "Combine mechanisms so that only one has it.")
 
 
 T = TypeVar("T", bound=Term)

@@ -57,7 +57,7 @@ class Blocks(Movable):
         for name, part in (("queries", queries), ("keys", keys)):
             start = part.start or 0
             if start < 0 or start % self.size or (part.stop is not None and part.stop < 0):
-                wanted = f"{name} that begin at the border of a block of {self.size}"
-                fail(wanted, str(part), "Cut at a multiple of the size.")
+                wanted = f"{name} that start at a multiple of {self.size}, the block size"
+                fail(wanted, str(part), "Cut there.")
             cuts.append(slice(start // self.size, None if part.stop is None else -(-part.stop // self.size)))
         return replace(self, layout=self.layout[:, cuts[0], cuts[1]])

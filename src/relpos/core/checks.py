@@ -103,7 +103,7 @@ def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
     require_tensor(x, name, dims=dims)
     assert isinstance(x, Tensor)
     if x.is_floating_point():
-        fail(f"a boolean tensor for {name}", shape_of(x), "Numbers that are added to scores are position=DenseBias(x).")
+        fail(f"a boolean tensor for {name}", shape_of(x), "To add numbers to scores, pass position=DenseBias(x).")
     if x.dtype != torch.bool:
         fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
 
@@ -120,7 +120,7 @@ _INTEGERS = (int, torch.SymInt)
 def require_int(x: object, name: str, *, at_least: int | None, remedy: str | None = None) -> None:
     """Raise unless `x` is a plain integer (a bool is not) of at least `at_least`; of any sign where that is None."""
     if not is_integer(x) or (at_least is not None and x < at_least):
-        usual = f"Its smallest value is {at_least}." if is_integer(x) else f"Pass {name} as a Python int."
+        usual = "Pass a larger one." if is_integer(x) else f"Pass {name} as a Python int."
         wanted = "an integer" if at_least is None else f"an integer of at least {at_least}"
         fail(f"{name} to be {wanted}", shape_of(x), remedy or usual)
     require_fits(x, name)
@@ -152,7 +152,7 @@ def require_flag(x: object, name: str, remedy: str = "Pass one of them.") -> Non
         fail(f"{name} to be True or False", shape_of(x), remedy)
 
 
-NO_OTHER = "There is no other here: weights that were trained with one compute something else under these."
+NO_OTHER = "No other is supported: trained weights would compute something else with these."
 """Replaces "Choose one of them" if weights of another choice have the same shapes."""
 
 
@@ -226,8 +226,8 @@ def require_wide(x: Tensor, name: str, why: str) -> None:
     """Raise unless `x` is float32 or float64. FSDP casts what enters a sharded block, including terms."""
     if x.dtype not in (torch.float32, torch.float64):
         remedy = (
-            f"{why} Where FSDP casts what enters a sharded block, make the terms inside that block, or give its policy "
-            "cast_forward_inputs=False."
+            f"{why} If FSDP casts the inputs of a sharded block, compute the terms inside it, or set "
+            "cast_forward_inputs=False in its policy."
         )
         fail(f"{name} in float32 or float64", shape_of(x), remedy)
 

@@ -194,12 +194,12 @@ class Positions:
         if not numbers or values.dtype == torch.bool or values.is_complex():
             fail("Positions to hold a tensor of numbers", shape_of(values), "Pass an integer tensor.")
         if values.is_floating_point():
-            require_wide(values, "Positions values", "Half precision rounds 1995 to 1992: count them in wider numbers.")
+            require_wide(values, "Positions values", "Half precision rounds 1995 to 1992: use a wider dtype.")
         if one_axis:
             values = values[..., None]
         if values.dim() not in (2, 3) or values.shape[-1] != len(lows):
             shapes = "[N] or [B, N]" if one_axis else f"[N, {len(lows)}] or [B, N, {len(lows)}]"
-            fail(f"Positions values of shape {shapes}", shape_of(values), "Let low and high have one number per axis.")
+            fail(f"Positions values of shape {shapes}", shape_of(values), "Give low and high one number per axis.")
         require_int(prefix, "Positions prefix", at_least=0)
         if type(values) is Tensor and values.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_range(values, lows, highs)
@@ -258,7 +258,7 @@ def require_coordinates(x: object, name: str) -> None:
         fail(
             wanted,
             shape_of(x),
-            "Write Sequence(length) or Grid(rows, columns); of a tensor, Positions(x, low=..., high=...).",
+            "Write Sequence(length) or Grid(rows, columns); for a tensor, Positions(x, low=..., high=...).",
         )
 
 

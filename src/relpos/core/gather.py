@@ -37,7 +37,7 @@ def at_least_float32(x: Tensor) -> Tensor:
         torch.float64
     """
     if not isinstance(x, Tensor):
-        fail("a tensor of a parameter's numbers", shape_of(x), "Pass the parameter itself.")
+        fail("a parameter or another tensor", shape_of(x), "Pass the parameter.")
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -215,7 +215,7 @@ def _check(index: object, rows: int) -> bool:
         fail(
             wanted,
             f"{known[0]} to {known[1]}",
-            "Give the others a row of their own.",
+            "Add rows for the others to the table.",
         )
     return known is not None or 0 in index.shape
 

@@ -178,7 +178,7 @@ class Lines(Movable):
         batch, other = (line.shape[0] if line.dim() == 2 else 1 for line in (self.query, self.key))
         if not (broadcasts(batch, other) or other == 1):
             sizes = f"{batch} and {other}"
-            fail("query and key lines of one batch size", sizes, "Give both one row an element of the batch.")
+            fail("query and key lines of one batch size", sizes, "Give both one row per element of the batch.")
         require_int(self.origin, "the origin of the lines", at_least=None, remedy="Pass a Python int.")
         require_int(self.length, "the length of the lines", at_least=1)
         if not isinstance(self.layout, Layout):
@@ -247,7 +247,7 @@ def _line_of(
     coordinates: Coordinates, strides: tuple[int, ...], prefix_place: int, device: torch.device | None
 ) -> Int[Tensor, "*B N"]:
     if isinstance(coordinates, Positions) and coordinates.values.is_floating_point():
-        fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")
+        fail("integer coordinates", "floating-point Positions", "Only rotations support floating-point positions.")
     tokens = coordinates.tokens(device).long()
     line = torch.zeros_like(tokens[..., 0])
     for axis, (low, stride) in enumerate(zip(coordinates.low, strides, strict=True)):
@@ -289,7 +289,7 @@ def lines(queries: Coordinates, keys: Coordinates | None = None, *, device: torc
         >>> line.length  # 3 offsets of rows times 5 of columns
         15
     """
-    keys = _paired(queries, keys, "A one-axis view of a grid is grid.raster().")
+    keys = _paired(queries, keys, "For one axis, pass grid.raster().")
     bounds = list(zip(queries.low, queries.high, keys.low, keys.high, strict=True))
     spans = tuple((qh - ql) + (kh - kl) + 1 for ql, qh, kl, kh in bounds)
     strides = tuple(math.prod(spans[axis + 1 :]) for axis in range(len(spans)))

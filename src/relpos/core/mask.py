@@ -115,7 +115,7 @@ class Mask(Movable):
                     kind = "a boolean" if wanted_bool else "an integer"
                     fail(f"{kind} tensor for Mask {field.name}", shape_of(x), "Convert it before the call.")
         if (self.query_segments is None) != (self.key_segments is None):
-            fail("segments of queries and of keys", "only one of them", "Use Mask.packed(segments) for both alike.")
+            fail("segments of queries and of keys", "only one of them", "Mask.packed(segments) sets both.")
 
     @classmethod
     def of(cls, mask: MaskLike) -> Mask:
@@ -190,29 +190,29 @@ class Mask(Movable):
     def __and__(self, other: Mask) -> Mask:
         """The pairs that both allow. Intervals of one order intersect; any other part may be set in one mask only."""
         if not isinstance(other, Mask):
-            fail("a Mask on both sides of &", shape_of(other), "Of a boolean tensor write Mask.of(tensor).")
+            fail("a Mask on both sides of &", shape_of(other), "For a boolean tensor write Mask.of(tensor).")
         self, other = self._limited(other), other._limited(self)
         if (self.has_globals and (other._is_lifted or other.has_globals)) or (other.has_globals and self._is_lifted):
-            remedy = "Build one Mask with both: globals lift its own interval alone. Mask.causal() may stand beside it."
+            remedy = "Build one Mask with both: globals widen only its own interval. Mask.causal() can be joined to it."
             fail("globals and intervals on the same mask", "one mask with globals and another with an interval", remedy)
         orders = ((self.query_order, other.query_order), (self.key_order, other.key_order))
         if self.has_interval and other.has_interval and any(mine is not theirs for mine, theirs in orders):
-            fail("intervals of one order", "two masks with orders of their own", "Build both with the same order.")
+            fail("intervals of the same order", "two masks with different orders", "Build both with the same order.")
         merged: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine is None or theirs is None or mine is theirs:
                 merged[field.name] = theirs if mine is None else mine
             elif field.name not in _JOINED:
-                fail(f"{field.name} from one of two masks", "both set it", "Combine that part before building masks.")
+                fail(f"{field.name} in only one of two masks", "it in both", "Combine both before building masks.")
             elif field.name == "allowed" and not all(
                 broadcasts(one, other) or other == 1 for one, other in zip(mine.shape, theirs.shape, strict=True)
             ):
                 both = f"{shape_of(mine)} and {shape_of(theirs)}"
-                fail("tensors of the same pairs in two masks", both, "Build both from the same tokens.")
+                fail("tensors for the same pairs in two masks", both, "Build both from the same tokens.")
             elif isinstance(mine, Tensor) and field.name != "allowed" and mine.shape[-1] != theirs.shape[-1]:
                 sizes = f"{mine.shape[-1]} and {theirs.shape[-1]}"
-                fail(f"{field.name} of as many queries in two masks", sizes, "Build both from the same tokens.")
+                fail(f"{field.name} for equally many queries in two masks", sizes, "Build both from the same tokens.")
             else:
                 merged[field.name] = _JOINED[field.name](mine, theirs)
         return replace(self, **merged)
@@ -267,13 +267,13 @@ class Mask(Movable):
         """Raise ValueError unless the mask fits these numbers of queries and keys."""
         if self.allowed is not None and not all(map(broadcasts, self.allowed.shape[2:], (queries, keys))):
             wanted = f"a mask of [{queries}, {keys}], or [B, H, {queries}, {keys}] in which any axis may be 1"
-            remedy = "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid)."
+            remedy = "For a mask of keys, [B, M], pass valid[:, None, None, :] or Mask.padding(valid)."
             fail(wanted, shape_of(self.allowed), remedy)
         for field in fields(self):
             x = None if field.name == "allowed" else getattr(self, field.name)
             count = keys if field.name.startswith("key") else queries
             if isinstance(x, Tensor) and x.shape[-1] != count:
-                remedy = "Build the mask from the same tokens; of a cache, from all keys with queries= the new ones."
+                remedy = "Build the mask from the same tokens; for a cache, from all keys, with queries= the new ones."
                 fail(f"Mask {field.name} for {count} tokens", shape_of(x), remedy)
         if self.has_interval and queries != keys:
             missing = ["query_order"] if self._is_relative and self.query_order is None else []
@@ -282,7 +282,7 @@ class Mask(Movable):
                 fail(
                     f"{' and '.join(missing)} for a causal or windowed mask of {queries} queries and {keys} keys",
                     "no order",
-                    "Say where the queries stand among the keys, for a cache "
+                    "Give the order of queries and keys; for a cache: "
                     "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
                 )
         if self.blocks is not None:
@@ -328,7 +328,7 @@ class Mask(Movable):
                 if needed and getattr(self, name) is None:
                     if span is None:
                         wanted = "slice(start, stop) for a mask whose order is the index"
-                        fail(wanted, str(part), "It does not know how many tokens there are.")
+                        fail(wanted, str(part), "The mask does not know the number of tokens.")
                     cut[name] = torch.arange(*span, device=device)
         return replace(self, **cut)
 

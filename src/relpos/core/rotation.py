@@ -36,7 +36,7 @@ def require_layout(layout: object) -> None:
     """Raise unless it is the name of a layout. Weights fit only one layout, but load under either."""
     remedy = (
         "'half' pairs p with p + P (Hugging Face's Llama, GPT-NeoX), 'interleaved' 2p with 2p + 1 (RoFormer, Meta's "
-        "Llama, timm): weights want the one that they were trained with."
+        "Llama, timm): use the one that the weights were trained with."
     )
     require_choice(layout, "layout", ("half", "interleaved"), remedy)
 
@@ -50,7 +50,7 @@ def _fits(angles: Tensor, shape: tuple[int, int, int], most: int) -> bool:
 def require_width(x: Tensor, width: int | None, name: str = "Rotation") -> None:
     """Raise ValueError unless the heads of `x` have the width that a term was built for; None for any."""
     if width is not None and x.shape[-1] != width:
-        part = "; rotary_dim= turns a part of them" if name == "Rotation" else ""
+        part = "; rotary_dim= rotates only a part" if name == "Rotation" else ""
         fail(f"heads {width} wide for this {name}", str(x.shape[-1]), f"Build it for the width of the heads{part}.")
 
 
@@ -69,7 +69,7 @@ def cosines(
         fail(
             f"angles of shape [1 or {batch}, 1 or {heads}, {n}, at most {width // 2}]",
             shape_of(angles),
-            "There is one angle per token and pair of dimensions.",
+            "Give one angle per token and pair of dimensions.",
         )
     pairs = angles.shape[-1]
     require_device(angles, "angles", x.device, "Compute the angles on the device of x.")
@@ -78,7 +78,7 @@ def cosines(
             fail(
                 f"a magnitude of shape [1 or {batch}, 1 or {heads}, {n}, {pairs}], or a number",
                 shape_of(magnitude),
-                "There is one magnitude an angle.",
+                "Give one magnitude per angle.",
             )
         require_device(magnitude, "the magnitude", x.device, "Compute it on the device of x.")
     else:
@@ -87,7 +87,7 @@ def cosines(
         fail(
             "angles in float32 or float64",
             shape_of(angles),
-            "Half precision has rounded 1995 to 1992: compute them in float32.",
+            "Half precision rounds 1995 to 1992: compute them in float32.",
         )
     wide = torch.promote_types(x.dtype, torch.float32)
     return (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)

@@ -41,8 +41,8 @@ def register(name: str) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         known = CLASSES.setdefault(cls.__name__, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            came = f"{cls.__name__}, as {known.__module__} has one"
-            fail("a tree class with a name of its own", came, "Give it another name.")
+            came = f"{cls.__name__}, which {known.__module__} already has"
+            fail("a tree class with a unique name", came, "Give it another name.")
         CLASSES[cls.__name__] = cls
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         children = [field.name for field in fields if not field.metadata.get("static")]

@@ -46,13 +46,13 @@ def of_datasets(given: Sequence[Any], patch: tuple[int, int] | None = None) -> T
             remedy = "Pass one with __len__ and __getitem__, or a tuple of tensors."
             fail(f"a dataset for {name}", shape_of(data), remedy)
         if len(dataset) == 0:
-            fail(f"a dataset for {name} with items", "an empty one", "Put some into it.")
+            fail(f"a dataset for {name} with items", "an empty one", "Add some.")
         splits[name] = dataset
     first = splits["train"][0]
     if _is_image_with_class(first):
         return ImageDatasets(splits, _patch(tuple(first[0].shape[1:]), patch))
     if patch is not None:
-        fail("images [C, height, width] with a class each beside patch", _shapes(first), "Leave patch out.")
+        fail("images [C, height, width] with a class each for patch", _shapes(first), "Leave patch out.")
     return Datasets(splits)
 
 
@@ -75,7 +75,7 @@ def _patch(image: tuple[int, ...], asked: tuple[int, int] | None) -> tuple[int, 
         return rows, columns
     if any(edge % one for edge, one in zip(image, asked, strict=True)):
         came = f"images of {image[0]} x {image[1]}"
-        fail(f"images that patches of {asked[0]} x {asked[1]} divide", came, "Choose another patch.")
+        fail(f"images divisible by the patch size {asked[0]} x {asked[1]}", came, "Choose another patch.")
     return asked
 
 
@@ -173,7 +173,7 @@ class ImageDatasets(_OfDatasets, ImageTask):
         highest = max(int(self.labels(split).max()) for split in splits)
         lowest = min(int(self.labels(split).min()) for split in splits)
         if lowest < 0:
-            fail("classes counted from 0", str(lowest), "Number them anew.")
+            fail("classes counted from 0", str(lowest), "Renumber them.")
         classes = hashlib.sha256(b"".join(_bytes(self.labels(split)) for split in _SPLITS)).hexdigest()[:12]
         self.options["contents"] += f", classes {classes}"
         named = getattr(splits["train"], "classes", ())

@@ -26,7 +26,7 @@ from relpos.files.reading import require_utf8
 BUILT_IN: dict[str, type[Task]] = {"digits": Digits, "text": Text}
 KINDS_OF_DATA = {
     "digits": Digits.summary,
-    "text": "English as bytes: Python's documentation of its own language, which it carries.",
+    "text": "English as bytes: the documentation of the Python language, which comes with it.",
     "DIR": ImageFolder.summary,
     "FILE": "Your own text, read as bytes.",
 }

@@ -91,7 +91,7 @@ def _split_folders(folder: Path) -> dict[Split, Path]:
     if "train" not in named:
         if named and set(named) <= set(SPLITS):
             fail(
-                f"a folder train beside {', '.join(named)}",
+                f"a folder train with {', '.join(named)}",
                 f"none in {folder}",
                 "Add it, with a folder for each class.",
             )
@@ -102,12 +102,12 @@ def _split_folders(folder: Path) -> dict[Split, Path]:
     for name, path in named.items():
         if name not in SPLITS:
             fail(
-                "train, val and test as the only folders beside each other",
+                "only the folders train, val and test",
                 f"{path}",
                 "Move it elsewhere, or keep one folder per class without train, val and test.",
             )
         if SPLITS[name] in found:
-            fail(f"one folder for {SPLITS[name]}", f"{found[SPLITS[name]]} and {path}", "Leave one of them.")
+            fail(f"one folder for {SPLITS[name]}", f"{found[SPLITS[name]]} and {path}", "Keep only one of them.")
         found[SPLITS[name]] = path
     return found
 
@@ -137,7 +137,7 @@ def list_folder(folder: Path, endings: Iterable[str]) -> Listing:
             fail(
                 "a folder for each class",
                 f"images without one in {top}, such as {loose[0].name}",
-                "Sort them into some.",
+                "Move them into class folders.",
             )
         ignored += others
         classes[split] = [path.name for path in folders]
@@ -177,7 +177,7 @@ def _require_classes(folder: Path, classes: dict[Split, list[str]]) -> None:
             if name not in wanted:
                 fail(
                     f"the classes of train in {split}",
-                    f"{name!r} besides in {folder}",
+                    f"also {name!r} in {folder}",
                     "Add it to train, or remove it.",
                 )
 

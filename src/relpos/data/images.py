@@ -104,13 +104,13 @@ class ImageFolder(CanvasTask):
     def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
         """The task of `options`; if they include `contents`, the folder must be unchanged."""
         if "images" not in options or not set(options) <= set(_OPTIONS):
-            fail(f"options among {', '.join(_OPTIONS)}, images at least", str(options), "Name the folder.")
+            fail(f"options among {', '.join(_OPTIONS)}, with images", str(options), "Name the folder.")
         made = {name: value for name, value in options.items() if name != "contents"}
         made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
         task = cls(**made, watch=watch)
         if options.get("contents", task.options["contents"]) != task.options["contents"]:
             came = f"{task.options['contents']} in {options['images']}"
-            fail(f"{options['contents']}", came, "The folder has changed; put it back, or begin anew.")
+            fail(f"{options['contents']}", came, "The folder has changed; restore it, or start again.")
         return task
 
     def _keep(self, splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> None:
@@ -171,7 +171,7 @@ def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
         if edge % of:
             below = edge - edge % of
             near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
-            fail(f"an image size that patches of {_by(patch)} divide", _by(image_size), f"Take {near} for {edge}.")
+            fail(f"an image size divisible by the patch size {_by(patch)}", _by(image_size), f"Take {near} for {edge}.")
         if edge // of < least:
             wanted = f"an image size of at least {least} patches per side, of which {2 * _MARGIN} are margin"
             fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {edge}.")
@@ -180,7 +180,9 @@ def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
 def _refuse(folder: Path, broken: Sequence[dict[str, str]]) -> None:
     named = "; ".join(f"{folder / one['path']} ({one['reason']})" for one in broken[:_NAMED])
     more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
-    fail("images that can be read", f"{named}{more}", "Mend or remove them, or leave them out with --bad-images skip.")
+    fail(
+        "images that can be read", f"{named}{more}", "Repair or remove them, or leave them out with --bad-images skip."
+    )
 
 
 def _level(pixels: Num[Tensor, "n C height width"]) -> Level:

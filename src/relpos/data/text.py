@@ -75,7 +75,7 @@ class Text(Task):
     """
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "English as bytes: Python's own documentation, which it carries, or a file of yours."
+    summary: ClassVar[str] = "English as bytes: the documentation that comes with Python, or a file of yours."
     kind: ClassVar[TaskKind] = "text"
     measure: ClassVar[Literal["accuracy", "bits_per_byte"]] = "bits_per_byte"
     positions: ClassVar[tuple[str, ...]] = FIRST_ON_TEXT
@@ -88,7 +88,7 @@ class Text(Task):
         self.options: dict[str, Any] = {"contents": digest}
         if text is not None:
             self.options = {"text": str(text), **self.options}
-        of_what = "Python's documentation of its own language (pydoc_data.topics)" if text is None else Path(text).name
+        of_what = "Python's documentation of the language (pydoc_data.topics)" if text is None else Path(text).name
         self.title = "Python's documentation" if text is None else Path(text).name
         counts = {name: f"{len(data):,}" for name, data in self._splits.items()}
         self.description = (
@@ -103,7 +103,7 @@ class Text(Task):
             fail(f"options of the task {cls.name}: text", ", ".join(unknown), "Leave them out.")
         made = cls(options.get("text"))
         if options.get("contents") not in (None, made.options["contents"]):
-            fail("the text that the comparison began with", "another", "It is a file that changed, or another Python.")
+            fail("the text with which the comparison started", "another", "The file or the Python version changed.")
         return made
 
     @property
@@ -213,7 +213,7 @@ def _file(path: Path) -> dict[str, bytes]:
     expected = "a file of text"
     require_utf8(path, "a file")
     if not path.exists():
-        fail(expected, f"{path}, which does not exist", "Name one that does.")
+        fail(expected, f"{path}, which does not exist", "Pass an existing one.")
     try:
         data = read_file(path, BYTES_AT_MOST)
     except FileError as error:

@@ -69,7 +69,7 @@ def _explain(call: Call, backend: str) -> Explanation:
         elif (lack := engine.unsupported(call)) is not None:
             passed_over[engine.name] = f"it lacks {lack}"
         else:
-            passed_over[engine.name] = f"{chosen.name} comes first and can compute it"
+            passed_over[engine.name] = f"{chosen.name} has priority and supports this call"
     mask = call.mask
     notes = () if mask is None or mask.allowed is None else (note_on(mask, call.q.shape[2], call.k.shape[2]),)
     computes = not (torch.compiler.is_compiling() or call.is_empty or call.q.is_meta)

@@ -122,7 +122,7 @@ def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
         fail(wanted, f"k {tuple(k.shape)} and v {tuple(v.shape)}", "Layout is [batch, heads, tokens, width].")
     if heads % k_heads:
         wanted = "the query heads to be a multiple of the key heads"
-        fail(wanted, f"{heads} and {k_heads}", "Grouped keys serve equal groups of query heads.")
+        fail(wanted, f"{heads} and {k_heads}", "Each key head serves equally many query heads.")
 
 
 def require_alike(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -146,8 +146,10 @@ def _resolve_terms(
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
         if queries is None:
-            wanted = "queries= beside a mechanism"
-            fail(wanted, "none", "Say where the tokens are, e.g. queries=Sequence(n) or Grid(h, w, prefix=1).")
+            wanted = "queries= with a mechanism"
+            fail(
+                wanted, "none", "Give the coordinates of the tokens, e.g. queries=Sequence(n) or Grid(h, w, prefix=1)."
+            )
         # A mechanism made elsewhere may not say whether it acts in attention.
         if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
             remedy = "Call its embed() on the tokens before they are projected."
@@ -164,10 +166,10 @@ def _resolve_terms(
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
         return terms
     if queries is not None or keys is not None:
-        wanted = "coordinates only beside a mechanism"
-        fail(wanted, "terms or no position", "Terms hold their own; drop queries= and keys=.")
+        wanted = "coordinates only with a mechanism"
+        fail(wanted, "terms or no position", "Terms have their own: leave out queries= and keys=.")
     if states is not None:
-        fail("states only beside a mechanism", "terms or no position", "Terms were made with theirs; drop states=.")
+        fail("states only with a mechanism", "terms or no position", "Terms were made with theirs: leave out states=.")
     if position is None:
         return Terms()
     if isinstance(position, Term):
@@ -183,7 +185,7 @@ def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k:
     name, coordinates, count = "queries", queries, q.shape[2]
     if queries.count == count:
         name, coordinates, count = "keys", queries if keys is None else keys, k.shape[2]
-    remedy = "Coordinates count the prefix too; where keys differ from queries, pass keys=."
+    remedy = "Coordinates include the prefix; if keys differ from queries, pass keys=."
     fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
 
 
@@ -196,10 +198,14 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         if name == "allowed":
             if not (broadcasts(x.shape[0], q.shape[0]) and broadcasts(x.shape[1], q.shape[1])):
                 wanted = f"a mask of {q.shape[0]} elements and {q.shape[1]} heads, or 1 of either"
-                fail(wanted, shape_of(x), "A mask of keys, [B, M], is valid[:, None, None, :] or Mask.padding(valid).")
+                fail(
+                    wanted,
+                    shape_of(x),
+                    "For a mask of keys, [B, M], pass valid[:, None, None, :] or Mask.padding(valid).",
+                )
         elif x.dim() == 2 and not broadcasts(x.shape[0], q.shape[0]):
             wanted = f"Mask {name} for a batch of {q.shape[0]}"
-            fail(wanted, shape_of(x), "Give one row, or one an element of the batch.")
+            fail(wanted, shape_of(x), "Give one row, or one per element of the batch.")
     if mask.blocks is not None:
         check_device(mask.blocks.layout, "the mask's block layout", q)
         check_heads(mask.blocks.layout, "the mask's block layout", q)

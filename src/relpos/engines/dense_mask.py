@@ -14,9 +14,9 @@ def note_on(mask: Mask, queries: int, keys: int) -> str:
     assert mask.allowed is not None
     count = f"{queries:,} x {keys:,}"
     structure = _structure(mask.allowed.expand(-1, -1, queries, keys))
-    known = "Mask.causal(), window(...), packed(...), padding(...)" if structure is None else structure
-    where = "Where it has structure, such a mask" if structure is None else "It"
-    return f"the mask is dense, {count} numbers. {where} is the same in O(N), which every engine takes: {known}"
+    known = "structured masks in O(N): Mask.causal(), window(...), packed(...), padding(...)"
+    wanted = known if structure is None else f"it in O(N) as {structure}"
+    return f"the mask is dense, {count} numbers. Every engine supports {wanted}"
 
 
 def _structure(pairs: Bool[Tensor, "B H N M"]) -> str | None:

@@ -87,10 +87,10 @@ def flash_attention(
         fail("as many queries as keys in a causal call", f"{q.shape[2]} and {k.shape[2]}", "Use relpos.attention.")
     if bias is not None:
         if not isinstance(bias, LineBias):
-            fail("bias to be a LineBias", shape_of(bias), "It is what an OffsetBias gives: mechanism.terms(...).")
+            fail("bias to be a LineBias", shape_of(bias), "An OffsetBias gives one: mechanism.terms(...).")
         bias.check(q, k, v)
         if bias.lines.query.dim() > 1 or bias.lines.key.dim() > 1:
-            fail("a bias whose lines all elements of the batch share", "one line an element", "Use relpos.attention.")
+            fail("a bias with lines shared by the batch", "one line per element", "Use relpos.attention.")
     factor = q.shape[3] ** -0.5 if scale is None else float(scale)
     values, lines = (None, None) if bias is None else (bias.values, bias.lines)
     with without_autocast(q.device):  # it would round the scores

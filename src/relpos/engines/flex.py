@@ -45,7 +45,7 @@ _ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Flex(Engine):
     name = "flex"
     summary = (
-        "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients in no fixed order"
+        "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients not deterministic"
     )
     served = (LineBias, LineVectors, Rotation, QueryBias, QueryScale, Softcap, Sinks)
     checked_on = ("cuda",)

@@ -135,14 +135,14 @@ def _check(
         fail("as many queries as keys in a causal call", came, "Attend within one sequence.")
     if feature_map == "softmax":
         fail(
-            "a feature map of each token alone in a causal call",
+            "a feature map of single tokens in a causal call",
             "'softmax'",
             "It sums over all tokens; train with 'elu'.",
         )
     if decay is not None:
         fits = isinstance(decay, Tensor) and decay.is_floating_point() and tuple(decay.shape) == (q.shape[1],)
         if not fits:
-            wanted = f"a tensor with one decay a query head, [{q.shape[1]}], in floating point"
+            wanted = f"a tensor with one decay per query head, [{q.shape[1]}], in floating point"
             fail(wanted, shape_of(decay), "Values are above 0, at most 1.")
         require_device(decay, "the decay", q.device, "Move it with .to(device).")
 

@@ -76,7 +76,7 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
         engine = BY_NAME[backend]
         if (lack := engine.unsupported(call)) is not None:
             raise NotImplementedError(
-                f"expected a backend with all the call needs; got {backend!r}, and backend {backend!r} lacks {lack}. "
+                f"expected a backend that supports this call; got {backend!r}, which lacks {lack}. "
                 "Use backend='auto' or 'reference'."
             )
         return Chosen(engine)
@@ -123,7 +123,7 @@ MANY, OF_MANY = 2**24, 2**14
 SCORES = 2**25
 """Scores from which any other term is computed by `streaming`. That is no faster, but saves memory: a dense engine
 holds several such tensors, 128 MiB each."""
-_TOO_SMALL = f"the call is too small: from {LEAST:,} scores (heads x queries x keys) on it is faster"
+_TOO_SMALL = f"this call is too small: it is faster only from {LEAST:,} scores (heads x queries x keys) on"
 
 # On other devices
 
@@ -176,7 +176,7 @@ def _streaming(call: Call, kind: str) -> str | None:
     if scores < LEAST:
         return _TOO_SMALL
     if pairs < border:
-        return f"for {what} it is faster at more tokens only"
+        return f"for {what} it is faster only at more tokens"
     return None
 
 
@@ -197,7 +197,7 @@ def _border(call: Call) -> tuple[int | None, str]:
         border = -(-SCORES // batch)
         if call.terms.of(RowRule):
             return border, "a row rule"
-        return min(border, PATTERN) if is_pattern(call.mask) else border, "a position that is no line bias"
+        return min(border, PATTERN) if is_pattern(call.mask) else border, "a position other than a line bias"
     if call.dropout > 0:
         return DROPOUT, "dropout"
     if not kinds:
@@ -237,7 +237,7 @@ def _adds_fixed_dense(call: Call) -> bool:
 
 def _reference(call: Call, kind: str) -> str | None:
     scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * call.k.shape[2]
-    return "it would hold every score several times" if scores > SCORES_OF_REFERENCE else None
+    return "it would hold several tensors of all scores" if scores > SCORES_OF_REFERENCE else None
 
 
 def _never(call: Call, kind: str) -> str | None:
@@ -247,7 +247,7 @@ def _never(call: Call, kind: str) -> str | None:
 SLOWER: dict[str, Callable[[Call, str], str | None]] = {
     "triton": _triton,
     "streaming": _streaming,
-    "flex": lambda call, kind: "its gradients come in no fixed order",
+    "flex": lambda call, kind: "its gradients are not deterministic",
     "reference": _reference,
 }
 """Why `auto` passes over an engine although it could compute a call on a kind of device, or None. An engine without a

@@ -79,7 +79,7 @@ def _require_shallow(tree: Any) -> None:
         inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
         level = [one for these in inside for one in these]
     if any(isinstance(one, dict | list) for one in level):
-        raise ValueError(f"its brackets are more than {DEEPEST} deep")
+        raise ValueError(f"its brackets are nested more than {DEEPEST} deep")
 
 
 def parse_json(text: bytes) -> Any:
@@ -92,9 +92,9 @@ def parse_json(text: bytes) -> Any:
         tree = json.loads(text.decode("utf-8"), parse_float=_finite, parse_constant=_no_number)
         _require_shallow(tree)
     except RecursionError:
-        raise FileError(f"it is no JSON that can be read (its brackets are more than {DEEPEST} deep)") from None
+        raise FileError(f"it is not readable JSON (its brackets are more than {DEEPEST} deep)") from None
     except ValueError as error:  # from JSON, UTF-8, or a number with thousands of digits
-        raise FileError(f"it is no JSON that can be read ({error})") from None
+        raise FileError(f"it is not readable JSON ({error})") from None
     return tree
 
 

@@ -72,7 +72,7 @@ def _of_full_disk(path: Path, why: str, size: int | None) -> str:
         return f"expected to write {path}; got {why}. Free some space."
     if free < size:
         return f"expected {_size(size)} free for {path}; got {_size(free)} ({why}). Free some space."
-    full = f"{why}, with {_size(free)} free: the disk takes no more files, or a quota is used up"
+    full = f"{why}, with {_size(free)} free: the disk accepts no more files, or a quota is used up"
     return f"expected to write {path}; got {full}. Remove some files."
 
 
@@ -85,7 +85,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RecursionError) as error:  # RecursionError: too many nested folders for Python
-        why = (error.strerror if isinstance(error, OSError) else None) or "too many folders in one another"
+        why = (error.strerror if isinstance(error, OSError) else None) or "too many nested folders"
         message = f"expected a folder that can be made; got {folder}: {why}. Choose another."
         raise UnwritableError(message, getattr(error, "errno", None)) from error
 

@@ -83,7 +83,7 @@ class ScaledDotProductAttention(nn.Module):
         """
         if relative_position_bias is not None:
             if position is not None:
-                fail("relative_position_bias or position", "both", "Terms add up: position = terms + DenseBias(bias).")
+                fail("relative_position_bias or position", "both", "Add them: position = terms + DenseBias(bias).")
             require_floating(relative_position_bias, "relative_position_bias", dims=3)
             position = DenseBias(relative_position_bias[None])
         scale, dropout = None if self.scale else 1.0, self.dropout if self.training else 0.0
@@ -143,7 +143,7 @@ class MultiHeadAttention(SelfAttention):
         )  # fmt: skip
         require_choice(kind, "kind", get_args(AttentionKind), NO_OTHER)
         if self.scale is not None and kind != "softmax":
-            fail('kind="softmax" beside qk_norm="cosine"', repr(kind), "The others have a scale of their own.")
+            fail('kind="softmax" with qk_norm="cosine"', repr(kind), "The other kinds have their own scale.")
         require_probability(attn_drop, "attn_drop")
         require_probability(proj_drop, "proj_drop")
         require_backend(backend)
@@ -237,12 +237,14 @@ class MultiHeadAttention(SelfAttention):
         n = x.shape[1]
         if self.position is None:
             if coordinates is not None:
-                fail("coordinates only in a layer with a mechanism of its own", "no mechanism", "Pass position=terms.")
+                fail("coordinates only in a layer with its own mechanism", "no mechanism", "Pass position=terms.")
             return position
         if position is not None and not isinstance(position, Term | Terms):
-            fail("position= to be terms beside a layer's own mechanism", shape_of(position), "Call its terms() first.")
+            fail(
+                "position= to be terms in a layer with its own mechanism", shape_of(position), "Call its terms() first."
+            )
         if coordinates is not None and m > n:
-            fail("no coordinates beside a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
+            fail("no coordinates with a cache that holds tokens", repr(coordinates), "A cache is a plain sequence.")
         queries = Sequence(n, start=m - n) if coordinates is None else coordinates
         settle(self.position, self.qkv.weight.device)
         own = terms_of(self.position, queries, Sequence(m) if m > n else None, x, remembered)
@@ -290,7 +292,7 @@ class MultiHeadAttention(SelfAttention):
             NotImplementedError: the kind is "linear", which has no softmax.
         """
         if self.kind == "linear":
-            raise NotImplementedError("expected attention with a softmax to draw; got kind='linear', without.")
+            raise NotImplementedError("expected softmax attention to draw; got kind='linear'.")
         q, k, _ = self._heads(x)
         terms = self._terms(x, k.shape[2], position, coordinates)
         return attention_weights(q, k, position=terms, mask=mask, scale=self.scale)

@@ -50,7 +50,7 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         require_flag(self.post_norm, "post_norm")
-        require_number(self.mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width over dim.")
+        require_number(self.mlp_ratio, "mlp_ratio", "above 0", "It is the MLP's hidden width divided by dim.")
         require_choice(self.mlp, "mlp", get_args(MlpChoice), NO_OTHER)
 
     def blocks(self, depth: int) -> nn.ModuleList:

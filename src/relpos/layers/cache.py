@@ -67,7 +67,7 @@ class LayerCache:
         for name, x, cached in (("keys", k, self.keys), ("values", v, self.values)):
             require_tensor(x, f"{name} for the cache", dims=4)
             if cached is not None and _kind(x) != _kind(cached):
-                wanted = f"{name} for the cache like those it holds, {shape_of(cached)} on {cached.device}"
+                wanted = f"{name} like those in the cache, {shape_of(cached)} on {cached.device}"
                 fail(wanted, f"{shape_of(x)} on {x.device}", "Start a new KeyValueCache for another batch.")
         if remembered is not None:
             remembered = self.all_remembered(remembered)
@@ -75,7 +75,7 @@ class LayerCache:
             fail("what keys contribute beside keys, as before", "none", "Pass remembered=, or start a new cache.")
         if k.shape[2] != v.shape[2]:
             came = f"{k.shape[2]} and {v.shape[2]}"
-            fail("as many keys as values for the cache", came, "Both come of the same tokens.")
+            fail("as many keys as values for the cache", came, "Both come from the same tokens.")
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], dim=2), torch.cat([self.values, v], dim=2)
         self.keys, self.values, self.remembered = k, v, remembered

@@ -64,7 +64,7 @@ class PatchEmbedding(nn.Module):
         """
         rows, columns = img_size
         if rows % self.patch_size[0] or columns % self.patch_size[1]:
-            wanted = f"an image size that patches of {self.patch_size} divide"
+            wanted = f"an image size divisible by the patch size {self.patch_size}"
             fail(wanted, str((rows, columns)), "Pad or crop the image, or choose another patch size.")
         return Grid(rows // self.patch_size[0], columns // self.patch_size[1], prefix=prefix)
 

@@ -26,8 +26,8 @@ def model_card(
     whole = "\n".join(
         [
             f"{FRONT}\n# {folder}\n",
-            f"A `relpos.{kind}` with {parameters:,} parameters, saved by relpos {__version__}. How it was trained and "
-            "what it reaches is not recorded.\n",
+            f"A `relpos.{kind}` with {parameters:,} parameters, saved by relpos {__version__}. Its training and "
+            "quality are not recorded.\n",
             f"{usage(kind, folder)}\n\n## Built with\n\n| argument | value |\n|---|---|",
             *rows,
             "",

@@ -223,8 +223,8 @@ class LanguageModel(Transformer):
         reached = tokens.shape[1] + (cache.length if isinstance(cache, KeyValueCache) else 0)
         far = torch.compiler.is_compiling() or reached > self.context  # comparing a symbol would add a guard
         if segments is None and far and AS_IS not in self.growth() and reached > self.context:
-            rules = " or ".join(map(repr, self.growth())) or "no rule at all"
-            remedy = f"Its position does not extrapolate unchanged: model.grow(length, rule), by {rules}."
+            rules = " or ".join(map(repr, self.growth())) or "no rule"
+            remedy = f"Its position cannot extrapolate unchanged: call model.grow(length, rule) with {rules}."
             fail(f"at most {self.context} tokens, the context", str(reached), remedy)
         if cache is not None:
             depth = len(self.blocks)
@@ -232,12 +232,12 @@ class LanguageModel(Transformer):
                 fail(f"a KeyValueCache of depth {depth}", shape_of(cache), f"Pass cache=KeyValueCache({depth}).")
             if pattern(self.attention, Sequence(1)) is not None:
                 raise NotImplementedError(
-                    f"expected attention that sees every token before beside a cache; got {self.attention!r}. "
-                    'Read the whole input at once; a model that is trained with attention="full" takes a cache.'
+                    f"expected full causal attention with a cache; got {self.attention!r}. "
+                    'Pass the whole input at once, or train a model with attention="full".'
                 )
         if segments is not None:
             if cache is not None:
-                fail("a cache or segments", "both", "Decode each document with a cache of its own.")
+                fail("a cache or segments", "both", "Decode each document with its own cache.")
             if not _whole(segments) or segments.shape != tokens.shape:
                 wanted = f"integer segments of shape {tuple(tokens.shape)}, as the tokens"
                 fail(wanted, shape_of(segments), "Give each token the number of its document, -1 for padding.")

@@ -32,7 +32,7 @@ def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
     base = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _TYPES:
-        remedy = "relpos.LanguageModel has no other: weights that turn by the angles of another compute nonsense."
+        remedy = "relpos.LanguageModel has no other: with other angles the weights compute nonsense."
         fail(f"a Llama whose rope_type is {', '.join(_TYPES[:-1])} or {_TYPES[-1]}", repr(kind), remedy)
     try:
         return RotaryChoice(base, _scaling(kind, rope, config))
@@ -49,7 +49,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
         fail("a Llama with one rotation for all layers", ", ".join(nested), remedy)
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is not None and part != 1:
-        remedy = "transformers' own Llama does not compute it: it turns whole heads all the same, or fails."
+        remedy = "transformers' own Llama does not compute it: it rotates whole heads anyway, or fails."
         fail("a Llama with partial_rotary_factor = 1.0", repr(part), remedy)
     return rope
 

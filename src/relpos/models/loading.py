@@ -46,12 +46,12 @@ class LoadReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model} from {self.family}: {self.parameters:,} numbers in {len(self.fitted)} tensors, all of it"
+            f"{self.model} from {self.family}: {self.parameters:,} numbers in {len(self.fitted)} tensors, all loaded"
         ]
         renamed = {ours: theirs for ours, theirs in self.fitted.items() if theirs != (ours,)}
         lines += [f"  fitted  {ours} <- {' + '.join(theirs)}" for ours, theirs in renamed.items()]
         if same := len(self.fitted) - len(renamed):
-            lines.append(f"  fitted  {same} more by their own names")
+            lines.append(f"  fitted  {same} more under the same names")
         lines += [f"  left    {name}: {why}" for name, why in self.left.items()]
         return visible("\n".join(lines), keep="\n")
 
@@ -86,7 +86,7 @@ def load_weights(model: nn.Module, source: str | Path | Mapping[str, Tensor]) ->
     if not isinstance(model, nn.Module):
         fail("a model to load weights into", shape_of(model), "Build it first.")
     if not isinstance(source, str | Path | Mapping):
-        fail("a state dict, a file or a folder of weights", shape_of(source), "Pass model.state_dict(), say.")
+        fail("a state dict, a file or a folder of weights", shape_of(source), "Pass for example model.state_dict().")
     theirs = source if isinstance(source, Mapping) else read_weights(path_of(source, "a file or folder of weights"))
     if not theirs or not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in theirs.items()):
         fail("a state dict of names and tensors", shape_of(source), "Pass model.state_dict(), a file or a folder.")
@@ -131,7 +131,7 @@ def _require_same(model: nn.Module, source: Path) -> bool:
             theirs = {**config.get("model", {}), **({"position": config["position"]} if "position" in config else {})}
         differ = unlike(own, theirs)
     except (FileError, KeyError, TypeError, AttributeError) as error:
-        remedy = "Copy it anew: it says what the shapes of weights do not, such as a rotation's base."
+        remedy = "Copy it again: shapes of weights do not show all settings, such as a rotation's base."
         fail("a config.json that can be read", f"{path}: {line_of(error)}", remedy)
     if differ:
         remedy = "Build the model with their settings; nothing was loaded."
@@ -184,7 +184,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             fail(f"a folder with {', '.join(_FILES[:-1])} or {_FILES[-1]}", str(path), "Name the file itself.")
         path = named
     if not path.is_file():
-        fail("a file or folder of weights", f"{path}, which is not there", "Name one that is.")
+        fail("a file or folder of weights", f"{path}, which is not there", "Pass an existing one.")
     if path.suffix == ".json":
         files = sorted(set(_read_index(path).values()))
         return {name: x for file in files for name, x in _read(path.parent / Path(file).name).items()}
@@ -203,7 +203,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    require_sound(path, "Copy it anew.")
+    require_sound(path, "Copy it again.")
     if path.suffix == ".safetensors":
         try:
             return dict(load_file(path))
@@ -221,4 +221,4 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _unreadable(path: Path, error: Exception) -> NoReturn:
     came, remedy = f"{path}: {line_of(error)}", "Save them as safetensors."
-    fail("weights that can be read without running anything", came, remedy)
+    fail("weights that can be read without running code", came, remedy)

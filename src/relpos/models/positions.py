@@ -90,7 +90,7 @@ def in_use(modules: nn.Module) -> Any:
     try:
         return modules()
     except TypeError:  # the wrapper would split a batch among adapters
-        remedy = "Call the model for the rows of each adapter on their own."
+        remedy = "Call the model separately for the rows of each adapter."
         fail("one adapter for all rows, which share their position", "adapter_names", remedy)
 
 
@@ -144,7 +144,7 @@ class LayerPositions(ModuleSequence):
         rest = [[part for part in parts if not needs_states(part)] for parts in (built[:1] if shared else built)]
         used = [id(part) for parts in (*own, *rest) for part in parts]
         if len(set(used)) != len(used):
-            fail("a mechanism of its own for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
+            fail("a separate mechanism for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
         later = (Sum(part for part in parts if acts_in_attention(part)) for parts in rest[1:])
         sums = [Sum(parts) if parts else None for parts in own]
         for one in sums:
@@ -156,8 +156,8 @@ class LayerPositions(ModuleSequence):
         """One sum of mechanisms for all layers, or one per layer, with their wrappers if any."""
         for position in self:
             if not is_mechanism(position):
-                came, remedy = type(position).__name__, "What wraps a mechanism has to hand its terms on."
-                fail("the position of each layer to say terms(queries, keys)", came, remedy)
+                came, remedy = type(position).__name__, "A wrapper has to pass on the terms of its mechanism."
+                fail("the position of each layer to have terms(queries, keys)", came, remedy)
         return list(self)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
 
     def on_tokens(self) -> Sum:

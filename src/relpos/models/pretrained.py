@@ -35,12 +35,12 @@ from relpos.version import __version__
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _CONFIG_AT_MOST = 16 * MIB
-_REMEDY = "Save it anew, or train one with relpos train --out DIR."
+_REMEDY = "Save it again, or train one with relpos train --out DIR."
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _FIELDS: dict[str, type] = {
     "class": str, "model": dict, "grown": list, "kind": str, "recipe": dict, "task": str, "seed": int,
 }  # fmt: skip
-_WORDS: dict[type, str] = {dict: "object", list: "list", str: "text", int: "whole number"}
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number"}
 
 
 class PretrainedModel(nn.Module):
@@ -190,8 +190,8 @@ def _require_loadable(model: PretrainedModel, config: dict[str, Any]) -> None:
         if is_settings(name) and not torch.equal(x, built.get(name, x[:0]))
     )
     if wrong := misfits(header_of(built), header_of(state)) or next(changed, ""):
-        remedy = "Build it with arguments that say so, or save model.state_dict()."
-        fail(f"a {type(model).__name__} as it was built, to save", f"one that {wrong}", remedy)
+        remedy = "Build it with such arguments, or save model.state_dict()."
+        fail(f"an unchanged {type(model).__name__} to save", f"one that {wrong}", remedy)
 
 
 def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
@@ -222,7 +222,7 @@ def load_folder(folder: Path) -> tuple[PretrainedModel, dict[str, Any]]:
 
 
 def _llama(config: dict[str, Any], folder: Path) -> PretrainedModel:
-    path, remedy = folder / CONFIG, "Save it by transformers."
+    path, remedy = folder / CONFIG, "Save it with transformers."
     try:
         arguments = as_json(llama_arguments(config))
     except (KeyError, TypeError, ZeroDivisionError) as error:
@@ -242,7 +242,7 @@ def _configuration(path: Path) -> dict[str, Any]:
     except FileError as error:
         fail_to_read(expected, path, error, _REMEDY)
     if not isinstance(config, dict):
-        fail_to_read(expected, path, f"it is {shape_of(config)}, no object", _REMEDY)
+        fail_to_read(expected, path, f"it is {shape_of(config)}, not an object", _REMEDY)
     if config.get("model_type") == "llama":
         return config
     if "recipe" in config and "model" not in config:
@@ -251,12 +251,12 @@ def _configuration(path: Path) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         value = config.get(name, kind())
         if not isinstance(value, kind):
-            fail_to_read(expected, path, f"its {name} is {shape_of(value)}, no {_WORDS[kind]}", _REMEDY)
+            fail_to_read(expected, path, f"its {name} is {shape_of(value)}, not {_WORDS[kind]}", _REMEDY)
     for name in ("model", "position"):
         if name not in config:
             fail_to_read(expected, path, f"it has no {name}", _REMEDY)
     if (steps := config.get("recipe", {}).get("steps", 1)) is not None and not isinstance(steps, int):
-        fail_to_read(expected, path, f"its recipe.steps is {shape_of(steps)}, no whole number", _REMEDY)
+        fail_to_read(expected, path, f"its recipe.steps is {shape_of(steps)}, not a whole number", _REMEDY)
     return config
 
 
@@ -296,7 +296,7 @@ def _built(config: dict[str, Any], weights: int, path: Path, device: str, remedy
     except Exception as error:  # damage may be anywhere
         fail_to_read(expected, path, line_of(without_remedy(error)), remedy)
     if isinstance(depth, int) and depth > weights:  # a block has several weights; else building never ends
-        fail_to_read(expected, path, f"its model is {depth} deep, and has {weights} weights", remedy)
+        fail_to_read(expected, path, f"its model has depth {depth}, but only {weights} weights", remedy)
     try:
         with torch.device(device):
             model: Any = build(**arguments)

@@ -22,7 +22,11 @@ def require_sampling(temperature: object, top_k: object, top_p: object) -> None:
     if top_p is not None:
         require_number(top_p, "top_p", "above 0", "Leave it out to draw from all.")
         if isinstance(top_p, int | float) and top_p > 1:
-            fail("top_p to be at most 1", shape_of(top_p), "It is a share, such as 0.9; leave it out to draw from all.")
+            fail(
+                "top_p to be at most 1",
+                shape_of(top_p),
+                "It is a probability, such as 0.9; leave it out to draw from all.",
+            )
 
 
 def sample(

@@ -53,7 +53,7 @@ def _tuples(value: Any) -> Any:
 
 def _rotary(plain: Mapping[str, Any]) -> RotaryChoice:
     if set(plain) != {_ROTARY} or not isinstance(plain[_ROTARY], dict):
-        fail(f"a position by name or a {_ROTARY}", str(dict(plain))[:100], "Save the model anew.")
+        fail(f"a position by name or a {_ROTARY}", str(dict(plain))[:100], "Save the model again.")
     settings = dict(plain[_ROTARY])
     scaling = settings.pop("scaling", None)
     if scaling is not None:

@@ -327,9 +327,9 @@ def _grown(positions: LayerPositions, grid: Grid, rule: str) -> LayerPositions:
 def _require_stages(depths: tuple[int, ...], num_heads: tuple[int, ...]) -> None:
     for name, numbers in (("depths", depths), ("num_heads", num_heads)):
         if not isinstance(numbers, tuple | list) or not numbers:
-            fail(f"{name} as a number for each stage", shape_of(numbers), f"Pass {name}=(2, 2, 6, 2), say.")
+            fail(f"{name} as a number for each stage", shape_of(numbers), f"Pass for example {name}=(2, 2, 6, 2).")
         for one in numbers:
             require_int(one, f"each of {name}", at_least=1)
     if len(depths) != len(num_heads):
         came = f"{len(depths)} and {len(num_heads)}"
-        fail("as many num_heads as depths", came, "Each stage has a number of both.")
+        fail("as many num_heads as depths", came, "Each stage needs one of each.")

@@ -162,12 +162,12 @@ class VisionTransformer(Transformer):
         require_flag(fc_norm, "fc_norm")
         require_flag(distilled, "distilled")
         if distilled and global_pool != "token":
-            fail('global_pool="token" beside distilled=True', repr(global_pool), "Its two heads read two tokens.")
+            fail('global_pool="token" with distilled=True', repr(global_pool), "Its two heads read two tokens.")
         self.distilled = distilled
         self.prefix = int(class_token) + int(distilled) + reg_tokens
         if attention in ("local", "sparse") and self.prefix:
             came = f"attention={attention!r} and {self.prefix} of them"
-            fail("no prefix tokens in a pattern of a grid", came, 'Pass class_token=False and global_pool="avg".')
+            fail("no prefix tokens with a grid pattern", came, 'Pass class_token=False and global_pool="avg".')
         self.global_pool = global_pool
         self.patch_embed = PatchEmbedding(img_size, patch_size, in_chans, embed_dim)
         self.prefix_tokens = nn.Parameter(torch.zeros(1, self.prefix, embed_dim)) if self.prefix else None

@@ -73,7 +73,7 @@ class Sophia(DecoupledOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "rho": rho, "weight_decay": weight_decay, "eps": eps})
         for group in self.param_groups:
-            require_number(group["rho"], "rho", "above 0", "The paper has 0.01 to 0.05.")
+            require_number(group["rho"], "rho", "above 0", "The paper uses 0.01 to 0.05.")
             require_number(group["eps"], "eps", "above 0", "It keeps entries without curvature from dividing by 0.")
 
     def _update(self, group: dict[str, Any], params: list[Tensor], gradients: list[Tensor]) -> None:
@@ -107,7 +107,7 @@ class Sophia(DecoupledOptimizer):
                 self._average(group, params, list(torch._foreach_mul(gradients, gradients)), float(count))
                 found = True
         if not found:
-            fail("gradients of sampled_loss", "none", "Call sampled_loss(model(x)).backward() before.")
+            fail("gradients of sampled_loss", "none", "Call sampled_loss(model(x)).backward() first.")
 
     def update_hessian_by_hutchinson(self, loss: Float[Tensor, ""]) -> None:
         """Update the Hessian with Sophia-H's estimate, u times (Hessian times u) with normal u, of a loss with its
@@ -164,9 +164,7 @@ def sampled_loss(scores: Float[Tensor, "*B classes"]) -> Float[Tensor, ""]:
         torch.Size([])
     """
     if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.dim() < 2:
-        fail(
-            "scores to be floating point, [..., classes]", shape_of(scores), "Pass what the model says, with .float()."
-        )
+        fail("scores to be floating point, [..., classes]", shape_of(scores), "Pass the model's output, with .float().")
     flat = scores.flatten(0, -2)
     drawn = torch.multinomial(flat.detach().float().softmax(dim=-1), 1)[:, 0]
     return F.cross_entropy(flat, drawn)

@@ -54,7 +54,7 @@ def _by_axis(grid: Grid, size: int | tuple[int, ...], shift: int | tuple[int, ..
     if not isinstance(grid, Grid):
         fail("a Grid", shape_of(grid), "Write Grid(rows, columns).")
     if grid.prefix:
-        fail("a grid without a prefix", repr(grid), "A prefix belongs to no window.")
+        fail("a grid without a prefix", repr(grid), "Prefix tokens are in no window.")
     sizes, shifts = ((x,) * grid.axes if isinstance(x, int) else x for x in (size, shift))
     for name, numbers in (("size", sizes), ("shift", shifts)):
         if not isinstance(numbers, tuple | list) or len(numbers) != grid.axes:
@@ -97,7 +97,7 @@ def partition(
         fail(
             "tokens [B, rows, columns, E]",
             shape_of(x),
-            "tokens.unflatten(1, (rows, columns)) has a grid's axes.",
+            "Pass tokens.unflatten(1, (rows, columns)).",
         )
     grid = Grid(*x.shape[1:-1])
     sizes, shifts = _by_axis(grid, size, shift)
@@ -146,7 +146,9 @@ def join(
     axes, inside = grid.axes, math.prod(sizes)
     counts = [-(-cells // one) for cells, one in zip(grid.sizes, sizes, strict=True)]
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != inside:
-        fail(f"tokens of windows [W, {inside}, E]", shape_of(x), "They are what partition() returns, attended.")
+        fail(
+            f"tokens of windows [W, {inside}, E]", shape_of(x), "Pass the output of attention on partition()'s windows."
+        )
     if x.shape[0] % math.prod(counts):
         wanted = f"windows of {sizes} cells on {grid!r}, {math.prod(counts)} for each element of the batch"
         fail(wanted, shape_of(x), "Pass the grid and the size that partition() had.")

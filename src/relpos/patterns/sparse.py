@@ -43,7 +43,7 @@ def fixed(length: int, stride: int, *, summaries: int = 1, causal: bool = False)
     require_int(summaries, "summaries", at_least=1)
     require_flag(causal, "causal")
     if summaries > stride:
-        fail(f"at most {stride} summaries, a whole block", str(summaries), "The last tokens of a block sum it up.")
+        fail(f"at most {stride} summaries, a whole block", str(summaries), "The last tokens of a block summarize it.")
     numbers = torch.arange(length)
     start = numbers // stride * stride
     whole = Mask(low=start, high=start + stride - 1, key_global=numbers % stride >= stride - summaries)
@@ -98,7 +98,7 @@ def longformer(length: int, window_size: int, global_tokens: Int[Tensor, " g"] |
     require_int(length, "length", at_least=0)
     numbers = _numbers(global_tokens)
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < length):
-        fail(f"global_tokens of 0 to {length - 1}", str(numbers.tolist()), "They are numbers of tokens.")
+        fail(f"global_tokens of 0 to {length - 1}", str(numbers.tolist()), "They are token indices.")
     chosen = torch.zeros(length, dtype=torch.bool)
     chosen[numbers] = True
     window = local(window_size)
@@ -114,7 +114,7 @@ def _numbers(tokens: Int[Tensor, " g"] | list[int]) -> Int[Tensor, " g"]:
         fits = isinstance(tokens, tuple | list) and all(isinstance(one, Integral) for one in tokens)
         fits = fits and not any(isinstance(one, bool) or abs(one) >= 2**63 for one in tokens)
     if not fits:
-        fail("global_tokens as integers, such as [0]", shape_of(tokens), "A mask's are mask.nonzero()[:, 0].")
+        fail("global_tokens as integers, such as [0]", shape_of(tokens), "For a mask, pass mask.nonzero()[:, 0].")
     return torch.as_tensor(tokens, dtype=torch.long)
 
 
@@ -133,7 +133,7 @@ def block_sparse(layout: Bool[Tensor, "... n m"], size: int) -> Mask:
                 [1, 1, 1, 1]], dtype=torch.int32)
     """
     if not isinstance(layout, Tensor) or layout.dtype != torch.bool or layout.dim() not in (2, 3):
-        fail("a boolean layout [blocks, blocks], or one per head", shape_of(layout), "True is a block that attends.")
+        fail("a boolean layout [blocks, blocks], or one per head", shape_of(layout), "True where a block attends.")
     return Mask(blocks=Blocks(layout if layout.dim() == 3 else layout[None], size))
 
 
@@ -172,9 +172,9 @@ def big_bird(
     for name, number in (("global_blocks", global_blocks), ("random_blocks", random_blocks)):
         require_int(number, name, at_least=0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        fail("seed to be an integer of at most 64 bits", shape_of(seed), "PyTorch's generator takes no other.")
+        fail("seed to be an integer of at most 64 bits", shape_of(seed), "PyTorch's generator takes no larger one.")
     if window % 2 == 0:
-        fail("an odd window", str(window), "Half of it stands on each side.")
+        fail("an odd window", str(window), "Half of it is on each side.")
     count = -(-length // size)
     numbers = torch.arange(count)
     layout = ((numbers[:, None] - numbers).abs() <= window // 2).repeat(heads, 1, 1)

@@ -109,7 +109,7 @@ class ALiBi(OffsetBias):
         require_flag(learned, "learned")
         require_int(num_axes, "num_axes", at_least=1)
         if distance == "axes" and not learned:
-            fail("learned=True beside distance='axes'", "False", "With fixed slopes it would be distance='manhattan'.")
+            fail("learned=True with distance='axes'", "False", "With fixed slopes it equals distance='manhattan'.")
         self.slopes = alibi_slopes(num_heads)
         self.num_heads, self.learned, self.num_axes = num_heads, learned, num_axes
         self.distance: Distance = distance
@@ -171,8 +171,8 @@ PRESETS = [
         name="alibi_learned",
         title="ALiBi, learned slopes",
         build=lambda site: ALiBi.from_site(site, learned=True),
-        summary="ALiBi with learned rates that start at the published ones and never reward distance. One parameter "
-        "per head; it has no direction.",
+        summary="ALiBi with learned rates that start at the published values and always penalize distance. One "
+        "parameter per head; it has no direction.",
         source="Press et al. 2022, section 3, where the slopes are learned",
         token_axes=(1, 2),
         family="bias",

@@ -104,9 +104,8 @@ PRESETS = [
         name="cope",
         title="CoPE, contextual",
         build=CoPE.from_site,
-        summary="A key's position is the number of keys between it and the query that the query attends to, and the "
-        "query is multiplied by a learned vector of that position. It can count words or sentences instead of "
-        "tokens.",
+        summary="A key's position is the number of attended keys between it and the query; the query is multiplied by "
+        "a learned vector of that position. It can count words or sentences instead of tokens.",
         source="Golovneva et al. 2024, section 4; 64 positions",
         token_axes=(1,),
         family="vectors",

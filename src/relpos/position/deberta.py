@@ -103,7 +103,7 @@ class DisentangledPosition(Mechanism):
         require_int(span, "span", at_least=4)
         if max_distance is not None:
             if span % 2:
-                fail("an even span beside max_distance", str(span), "Half of its buckets hold one distance each.")
+                fail("an even span with max_distance", str(span), "Half of its buckets hold one distance each.")
             require_int(max_distance, "max_distance", at_least=span // 2 + 2)
         for name, flag in (("c2p", c2p), ("p2c", p2c)):
             require_flag(flag, name)
@@ -152,8 +152,8 @@ PRESETS = [
         title="DeBERTa, disentangled",
         build=DisentangledPosition.from_site,
         summary="Queries are multiplied by a vector of the distance, and so are keys, in addition to their own "
-        "product; far distances share logarithmic buckets. What a distance means depends on either token.",
-        source="He et al. 2021, section 3.1; 32 buckets either way, up to 128",
+        "product; far distances share logarithmic buckets. What a distance means depends on both tokens.",
+        source="He et al. 2021, section 3.1; 32 buckets per direction, up to 128",
         token_axes=(1, 2),
         family="vectors",
         aliases=("disentangled",),

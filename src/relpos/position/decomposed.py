@@ -106,7 +106,7 @@ class DecomposedPosition(Mechanism):
         if not isinstance(queries, Grid) or not isinstance(keys, Grid):
             fail("two grids for decomposed positions", f"{queries!r} and {keys!r}", "Use Grid(rows, columns).")
         if queries.axes != len(self.sizes) or keys.axes != len(self.sizes):
-            fail(f"grids with {len(self.sizes)} axes", f"{queries!r} and {keys!r}", "Build it for as many.")
+            fail(f"grids with {len(self.sizes)} axes", f"{queries!r} and {keys!r}", "Build it for that many axes.")
         larger = _larger(queries, keys)
         lines = self._axis_lines(queries, keys)
         vectors = tuple(  # without those that no pair of tokens reads: prefix pairs read there

@@ -95,7 +95,7 @@ class FactoredBias(OffsetBias):
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         if len(offsets.low) != len(self.sizes):
-            fail(f"coordinates with {len(self.sizes)} axes", f"{len(offsets.low)}", "Build it for as many.")
+            fail(f"coordinates with {len(self.sizes)} axes", f"{len(offsets.low)}", "Build it for that many axes.")
         total: Tensor | None = None
         for axis, (size, table) in enumerate(zip(self.sizes, self.tables, strict=True)):
             reach = size - 1

@@ -107,7 +107,7 @@ def _positions(coordinates: Coordinates, device: torch.device) -> tuple[Int[Tens
     """The position of every token, 0 for a prefix, and whether it has one."""
     positions = coordinates.raster().tokens(device)[..., 0]
     if positions.is_floating_point():
-        fail("integer coordinates", "floating-point Positions", "Floating-point positions serve rotations only.")
+        fail("integer coordinates", "floating-point Positions", "Only rotations support floating-point positions.")
     positions = F.pad(positions if positions.dim() == 2 else positions[None], (coordinates.prefix, 0))
     return positions, torch.arange(positions.shape[1], device=device) >= coordinates.prefix
 
@@ -134,7 +134,7 @@ PRESETS = [
         name="fire",
         title="FIRE",
         build=FIREBias.from_site,
-        summary="A small network turns the distance, as a share of all that precedes the query, into a bias for each "
+        summary="A small network turns the distance, relative to the position of the query, into a bias for each "
         "head. However long the sequence, its input stays within the range it was trained on.",
         source="Li et al. 2024, section 3.2",
         token_axes=(1,),

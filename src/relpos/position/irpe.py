@@ -112,8 +112,8 @@ class ImageRelativePosition(Mechanism):
         require_int(num_heads, "num_heads", at_least=1)
         if head_dim is not None:
             require_int(head_dim, "head_dim", at_least=1)
-        require_choice(method, "method", get_args(Method), f"{NO_OTHER} 'cross' is rows and columns, added.")
-        authors = "The authors have 1.9 for products and 20 for distances."
+        require_choice(method, "method", get_args(Method), f"{NO_OTHER} 'cross' adds rows and columns.")
+        authors = "The authors use 1.9 for products and 20 for distances."
         require_number(ratio, "ratio", "above 0", authors)
         if ratio > _WIDEST:
             fail(f"ratio to be at most {_WIDEST:,}", shape_of(ratio), authors)

@@ -73,7 +73,7 @@ class LearnedPositionEmbedding(Mechanism):
         require_int(embed_dim, "embed_dim", at_least=1)
         require_int(prefix, "prefix", at_least=0)
         if (seq_len is None) == (grid_size is None):
-            fail("one of seq_len and grid_size", f"{seq_len} and {grid_size}", "Give the one that the tokens have.")
+            fail("either seq_len or grid_size", f"{seq_len} and {grid_size}", "Give the one that fits the tokens.")
         require_std(init_std)
         if grid_size is None:
             require_int(seq_len, "seq_len", at_least=1)
@@ -133,7 +133,7 @@ class LearnedPositionEmbedding(Mechanism):
             built = f"a grid of {self.sizes}" if self.is_grid else f"positions 0 to {self.sizes[0] - 1}"
             came = repr(coordinates) if self.is_grid else f"positions {low} to {high}"
             declared = isinstance(raster, Positions) and not self.is_grid  # which may be more than what occurs
-            remedy = "Narrow low and high to what occurs, or resize it" if declared else "Resize it first"
+            remedy = "Narrow low and high to the range that occurs, or resize it" if declared else "Resize it first"
             fail(built, came, f"{remedy}: mechanism.resize(size).")
         prefix, rest = self.pos_embed[:, : self.prefix], self.pos_embed[:, self.prefix :]
         if isinstance(raster, Positions):
@@ -141,7 +141,7 @@ class LearnedPositionEmbedding(Mechanism):
                 fail(
                     "integer coordinates",
                     repr(raster),
-                    "Between two there is no learned vector: number the tokens.",
+                    "Learned vectors exist at integers only: number the tokens.",
                 )
             tokens = raster.tokens(self.device)[..., 0].long()
             chosen = lookup(rest[0], tokens if tokens.dim() == 2 else tokens[None])
@@ -208,7 +208,7 @@ PRESETS = [
         title="Learned absolute",
         build=LearnedPositionEmbedding.from_site,
         summary="One learned vector per position is added to its token before the first layer. It is accurate where "
-        "training put things; a position that was never trained means nothing, and a new size needs "
+        "training put things; an untrained position has no useful vector, and a new size needs "
         "resampling.",
         source="Dosovitskiy et al. 2021, section 3.1",
         token_axes=(1, 2),

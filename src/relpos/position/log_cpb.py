@@ -83,7 +83,7 @@ class LogContinuousBias(OffsetBias):
 
     def bias(self, offsets: Offsets) -> Float[Tensor, "H L"]:
         if len(offsets.low) != len(self.sizes):
-            fail(f"coordinates with {len(self.sizes)} axes", str(len(offsets.low)), "Build it for as many.")
+            fail(f"coordinates with {len(self.sizes)} axes", str(len(offsets.low)), "Build it for that many axes.")
         units = tuple(8 / max(size - 1, 1) for size in self.sizes)
         spread = offsets.axes.double() * constant(units, torch.float64, offsets.axes.device)
         first, _, last = self.cpb_mlp

@@ -80,15 +80,15 @@ class MultimodalRotary(Mechanism):
         super().__init__()
         require_int(head_dim, "head_dim", at_least=2)
         if not isinstance(sections, tuple | list) or len(sections) != 3:
-            fail("sections to be (time, row, column)", shape_of(sections), "Say how many pairs follow each.")
+            fail("sections to be (time, row, column)", shape_of(sections), "Give the number of pairs for each.")
         for size in sections:
             require_int(size, "each of sections", at_least=0)
         if not 1 <= sum(sections) <= head_dim // 2:
             wanted = f"sections of 1 to {head_dim // 2} pairs together"
             fail(wanted, f"{tuple(sections)}, {sum(sections)} pairs", "Two dimensions are a pair.")
-        whose = "Qwen2-VL's is 'blocked', Qwen3-VL's 'interleaved': weights want the one that they were trained with."
+        whose = "Qwen2-VL's is 'blocked', Qwen3-VL's 'interleaved': use the one that the weights were trained with."
         require_choice(order, "order", ("blocked", "interleaved"), whose)
-        require_number(base, "base", "above 0", "A checkpoint says its own, rope_theta; Qwen2-VL's is 1000000.")
+        require_number(base, "base", "above 0", "Use the checkpoint's rope_theta; Qwen2-VL's is 1000000.")
         require_layout(layout)
         self.head_dim, self.sections, self.base = head_dim, tuple(sections), base
         self.order: Order = order
@@ -105,7 +105,7 @@ class MultimodalRotary(Mechanism):
         """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache."""
         require_coordinates(coordinates, "coordinates")
         if coordinates.axes > 3:
-            fail("coordinates with 1 to 3 axes", repr(coordinates), "They are a position, or (time, row, column).")
+            fail("coordinates with 1 to 3 axes", repr(coordinates), "Use a position, or (time, row, column).")
         own = positions(coordinates, self.device)
         if coordinates.axes == 1:
             own = own.expand(-1, -1, 3)
@@ -129,7 +129,7 @@ def _axis_of_pair(sections: tuple[int, ...], order: Order) -> tuple[int, ...]:
         most = (pairs - axis + 2) // 3
         if sections[axis] > most:
             wanted = f"at most {most} of {pairs} interleaved pairs for {name}"
-            fail(wanted, str(sections[axis]), "Every third pair is theirs: give the others to time.")
+            fail(wanted, str(sections[axis]), "Only every third pair can be used: give the others to time.")
     found = [0] * pairs
     for axis in (1, 2):
         found[axis : 3 * sections[axis] : 3] = [axis] * sections[axis]

@@ -37,8 +37,8 @@ PRESETS = [
         name="none",
         title="No position",
         build=NoPosition.from_site,
-        summary="Attention sees a bag of tokens: it knows what they hold and not where they are, though under a "
-        "causal mask it can count them. It is the control against which every mechanism is measured.",
+        summary="Attention sees an unordered set of tokens: their content, but not their position. Only under a "
+        "causal mask can it count them. It is the control against which every mechanism is measured.",
         source="Vaswani et al. 2017, section 3.5 (why positions are needed)",
         token_axes=(1, 2, 3),
         family="none",

@@ -289,7 +289,7 @@ class RelativePositionBias(TableBias):
                 fail(
                     "coordinates without a prefix",
                     repr(coordinates),
-                    "Build the bias with prefix= as many, so that the table has the three rows for it.",
+                    "Build the bias with the same prefix=: the table then has three more rows.",
                 )
         if self.beyond == "raise":
             require_within(self.sizes, queries, keys)
@@ -386,7 +386,7 @@ PRESETS = [
         title="Relative bias, 2-D",
         build=lambda site: RelativePositionBias.from_site(site, "2d"),
         summary="Each head learns one bias per (row, column) offset between two patches. The same offset means the "
-        "same everywhere, so what is learned in one position is used in all others.",
+        "same everywhere, so training at one position serves all others.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
         token_axes=(2,),
         family="bias",

@@ -125,23 +125,25 @@ class RotaryEmbedding(Mechanism):
         super().__init__()
         require_int(axes, "axes", at_least=1)
         require_int(head_dim, "head_dim", at_least=2 * axes)
-        require_number(base, "base", "above 0", "A checkpoint says its own, rope_theta; RoFormer's is 10000.")
+        require_number(base, "base", "above 0", "Use the checkpoint's rope_theta; RoFormer's is 10000.")
         require_layout(layout)
         rotary_dim = head_dim - head_dim % (2 * axes) if rotary_dim is None else rotary_dim
         require_int(rotary_dim, "rotary_dim", at_least=2 * axes)
         if rotary_dim % (2 * axes) or rotary_dim > head_dim:
             wanted = f"rotary_dim to be a multiple of {2 * axes} and at most head_dim, {head_dim}"
-            fail(wanted, str(rotary_dim), "Every axis turns pairs of dimensions.")
+            fail(wanted, str(rotary_dim), "Every axis rotates pairs of dimensions.")
         self.head_dim, self.axes, self.base, self.rotary_dim = head_dim, axes, base, rotary_dim
         self.layout: Literal["half", "interleaved"] = layout
-        require_choice(beyond, "beyond", RULES, "A checkpoint's own is scaling=, such as scaling=LongRoPE(...).")
+        require_choice(
+            beyond, "beyond", RULES, "For a checkpoint's scaling pass scaling=, such as scaling=LongRoPE(...)."
+        )
         if trained_length is not None:
             require_int(trained_length, "trained_length", at_least=1)
             if axes > 1 or scaling is not None:
-                came = f"trained_length={trained_length} beside {f'{axes} axes' if axes > 1 else repr(scaling)}"
+                came = f"trained_length={trained_length} with {f'{axes} axes' if axes > 1 else repr(scaling)}"
                 fail("trained_length for one axis and no scaling", came, "Leave trained_length out.")
         elif beyond != AS_IS:
-            fail(f"trained_length beside beyond={beyond!r}", "None", "Say from which length on it stretches.")
+            fail(f"trained_length with beyond={beyond!r}", "None", "Pass the length at which it was trained.")
         self.trained_length, self.beyond = trained_length, beyond
         if scaling is not None and not callable(scaling):
             fail("scaling to be one such as YaRN(4.0, 2048), or None", shape_of(scaling), "Import it from relpos.")
@@ -273,7 +275,7 @@ class RotaryEmbedding(Mechanism):
         require_coordinates(coordinates, name)
         own = coordinates.raster() if self.axes == 1 else coordinates
         if own.axes != self.axes:
-            fail(f"coordinates with {self.axes} axes", repr(coordinates), "Build it with axes= as many.")
+            fail(f"coordinates with {self.axes} axes", repr(coordinates), f"Build it with axes={coordinates.axes}.")
         return own
 
 
@@ -290,7 +292,7 @@ def stretched(name: str, title: str, beyond: Beyond, how: str, source: str) -> P
         title=f"Rotary (RoPE), 1-D, {title}",
         build=lambda site: RotaryEmbedding.from_site(site, beyond=beyond),
         summary=f"In training it is the plain rotation; on longer inputs {how}. "
-        "It is made to extrapolate beyond the trained length, where the plain rotation has angles never seen.",
+        "It is made to extrapolate beyond the trained length, where the plain rotation has untrained angles.",
         source=source,
         token_axes=(1,),
         family="rotation",
@@ -354,7 +356,7 @@ PRESETS = [
         title="Rotary (RoPE), 1-D, dynamic NTK",
         build=lambda site: RotaryEmbedding(site.head_dim, scaling=DynamicNTK(1.0, site_length(site))),
         summary="In training it is the plain rotation; on longer inputs the base grows with each input's own length. "
-        "There is nothing to choose, but while a text grows all its tokens rotate by ever new frequencies.",
+        "It has no settings, but while a text grows the frequencies of all its tokens change.",
         source="emozilla 2023; Peng et al. 2023, section 3.3",
         token_axes=(1,),
         family="rotation",

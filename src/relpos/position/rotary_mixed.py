@@ -111,8 +111,8 @@ PRESETS = [
         name="rotary_mixed",
         title="Rotary (RoPE), 2-D mixed",
         build=RotaryMixed.from_site,
-        summary="Every pair of dimensions rotates along a learned direction on the grid, at a learned pace. Diagonals "
-        "are seen as well as rows and columns, for two parameters per pair and head.",
+        summary="Every pair of dimensions rotates along a learned direction on the grid, at a learned frequency. It "
+        "covers diagonals as well as rows and columns, for two parameters per pair and head.",
         source="Heo et al. 2024, section 3.2; base 10, interleaved layout",
         token_axes=(2,),
         family="rotation",

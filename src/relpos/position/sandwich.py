@@ -58,7 +58,7 @@ class Sandwich(OffsetBias):
         require_int(num_heads, "num_heads", at_least=1)
         require_int(width, "width", at_least=2)
         if width % 2:
-            fail("an even width", str(width), "There is a cosine for every pair of sine and cosine.")
+            fail("an even width", str(width), "Each pair of sine and cosine adds one cosine.")
         require_number(base, "base", "above 0", "The published one is 10000.")
         self.num_heads, self.width, self.base = num_heads, width, base
 

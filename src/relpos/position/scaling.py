@@ -40,7 +40,7 @@ RotaryScaling = Callable[[float, int, int], Scaled]
 
 
 def _require_factor(x: object) -> None:
-    require_number(x, "factor", "above 0", "It is the longer context over the trained one, for example 4.0.")
+    require_number(x, "factor", "above 0", "It is the longer context divided by the trained one, for example 4.0.")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class DynamicNTK:
     trained_length: int
 
     def __post_init__(self) -> None:
-        require_number(self.factor, "factor", "above 0", "1.0 stretches by just as much as the context grows.")
+        require_number(self.factor, "factor", "above 0", "1.0 stretches as much as the context grows.")
         require_int(self.trained_length, "trained_length", at_least=1)
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
@@ -184,17 +184,17 @@ class YaRN:
         _require_factor(self.factor)
         require_int(self.trained_length, "trained_length", at_least=1)
         for name in ("beta_fast", "beta_slow"):
-            require_number(getattr(self, name), name, "above 0", "A checkpoint says its own; published are 32 and 1.")
+            require_number(getattr(self, name), name, "above 0", "Use the checkpoint's value; published are 32 and 1.")
         if self.beta_slow >= self.beta_fast:
             came = f"{self.beta_slow} and {self.beta_fast}"
-            fail("beta_slow below beta_fast", came, "A checkpoint says its own; published are 1 and 32.")
+            fail("beta_slow below beta_fast", came, "Use the checkpoint's values; published are 1 and 32.")
         _require_magnitude(self.magnitude)
         require_flag(self.truncate, "truncate")
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""
         if base <= 1:
-            fail("a base above 1 for YaRN", str(base), "With it later pairs turn slower, as the ramp assumes.")
+            fail("a base above 1 for YaRN", str(base), "The ramp assumes that later pairs rotate more slowly.")
 
         def pair_that_turns(times: float) -> float:
             return pairs * math.log(self.trained_length / (times * 2 * math.pi)) / math.log(base)
@@ -265,7 +265,7 @@ class LongRoPE:
         """The frequency of each pair, and the magnitude."""
         factors = self.long_factor if length > self.trained_length else self.short_factor
         if len(factors) != pairs:
-            fail(f"{pairs} factors, one per pair", str(len(factors)), "Give half as many as dimensions turn.")
+            fail(f"{pairs} factors, one per pair", str(len(factors)), "Give half as many as rotated dimensions.")
         bands = tuple(w / one for w, one in zip(frequencies(pairs, base), factors, strict=True))
         usual = math.sqrt(1 + math.log(self.factor) / math.log(self.trained_length)) if self.factor > 1 else 1.0
         return bands, usual if self.magnitude is None else self.magnitude
@@ -303,9 +303,9 @@ class Llama3Scaling:
         _require_factor(self.factor)
         require_int(self.trained_length, "trained_length", at_least=1)
         for name in ("low", "high"):
-            require_number(getattr(self, name), name, "above 0", "A checkpoint says its own; Llama 3.1 has 1 and 4.")
+            require_number(getattr(self, name), name, "above 0", "Use the checkpoint's values; Llama 3.1 has 1 and 4.")
         if self.low >= self.high:
-            fail("low below high", f"{self.low} and {self.high}", "A checkpoint says its own; Llama 3.1 has 1 and 4.")
+            fail("low below high", f"{self.low} and {self.high}", "Use the checkpoint's values; Llama 3.1 has 1 and 4.")
 
     def __call__(self, base: float, pairs: int, length: int) -> Scaled:
         """The frequency of each pair, and the magnitude."""

@@ -71,8 +71,8 @@ class SinusoidalPositionEmbedding(Mechanism):
         require_int(axes, "axes", at_least=1)
         require_number(base, "base", "above 0", "The published one is 10000.")
         whose = (
-            "Vaswani's is 'interleaved', that of MoCo v3 and MAE 'half', Marian's and timm's 'grouped': weights want "
-            "the one that they were trained with."
+            "Vaswani's is 'interleaved', that of MoCo v3 and MAE 'half', Marian's and timm's 'grouped': use the one "
+            "that the weights were trained with."
         )
         require_choice(layout, "layout", ("interleaved", "half", "grouped"), whose)
         if embed_dim % (2 * axes):
@@ -96,7 +96,7 @@ class SinusoidalPositionEmbedding(Mechanism):
         require_coordinates(coordinates, "coordinates")
         tokens = coordinates.raster() if self.axes == 1 else coordinates
         if tokens.axes != self.axes:
-            fail(f"coordinates with {self.axes} axes", repr(coordinates), "Build it with axes= as many.")
+            fail(f"coordinates with {self.axes} axes", repr(coordinates), f"Build it with axes={coordinates.axes}.")
         bands = frequencies(self.embed_dim // (2 * self.axes), self.base)
         vectors = waves(angles(tokens, bands, self.device), self.layout)
         return torch.cat([torch.zeros_like(vectors[:, : tokens.prefix]), vectors[:, tokens.prefix :]], dim=1)

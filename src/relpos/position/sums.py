@@ -16,7 +16,7 @@ PRESETS = [
         build=sum_of("learned", "relative_2d"),
         summary="One learned vector per position on the tokens and one learned bias per offset on the scores, "
         "together. It can do what either can and keeps the weakness of the first: what it learned about "
-        "positions does not move along.",
+        "positions does not transfer to others.",
         source="Liu et al. 2021 (Swin), table 4, row 'abs. + rel. pos.'",
         token_axes=(2,),
         family="sum",
@@ -26,7 +26,7 @@ PRESETS = [
         title="Rotary 2-D + relative 2-D",
         build=sum_of("rotary_2d", "relative_2d"),
         summary="Queries and keys rotate with row and column, and each head adds one learned bias per offset. With "
-        "the rotation content decides what an offset means; the bias adds a preference whatever the content.",
+        "the rotation content decides what an offset means; the bias adds a preference for any content.",
         source="Heo et al. 2024 and Liu et al. 2021, together",
         token_axes=(2,),
         family="sum",

@@ -102,8 +102,8 @@ class T5Bias(TableBias):
             require_flag(flag, name)
         require_int(num_buckets, "num_buckets", at_least=4 if bidirectional else 2)
         if num_buckets % (4 if bidirectional else 2):
-            wanted = "4 (two halves, each half exact)" if bidirectional else "2"
-            fail(f"num_buckets to be a multiple of {wanted}", str(num_buckets), "T5 has 32.")
+            wanted = "4 (half per direction, half of those exact)" if bidirectional else "2"
+            fail(f"num_buckets to be a multiple of {wanted}", str(num_buckets), "T5 uses 32.")
         half = num_buckets // 2 if bidirectional else num_buckets
         require_int(max_distance, "max_distance", at_least=half // 2 + 1)
         require_std(init_std)

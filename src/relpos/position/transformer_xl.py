@@ -77,10 +77,8 @@ class TransformerXLPosition(Mechanism):
         require_int(head_dim, "head_dim", at_least=1)
         require_int(embed_dim, "embed_dim", at_least=2)
         if embed_dim % 2:
-            fail("an even embed_dim", str(embed_dim), "There is a sine and a cosine of every frequency.")
-        whose = (
-            "The authors' is 'grouped', Conformer's 'interleaved': weights want the one that they were trained with."
-        )
+            fail("an even embed_dim", str(embed_dim), "Each frequency has a sine and a cosine.")
+        whose = "The authors' is 'grouped', Conformer's 'interleaved': use the one that the weights were trained with."
         require_choice(layout, "layout", ("grouped", "interleaved"), whose)
         require_number(base, "base", "above 0", "The published one is 10000.")
         require_std(init_std)
@@ -116,7 +114,7 @@ PRESETS = [
         title="Transformer-XL",
         build=TransformerXLPosition.from_site,
         summary="Queries are multiplied by a projected sinusoid of the distance in addition to the key itself, and "
-        "two learned biases say what keys and distances are worth to any query. It is smooth in distance and "
+        "two learned biases weigh keys and distances alike for all queries. It is smooth in distance and "
         "defined at any.",
         source="Dai et al. 2019, section 3.3",
         token_axes=(1, 2),

@@ -177,7 +177,7 @@ PRESETS = [
         name="tupe",
         title="TUPE, untied absolute",
         build=TUPEPosition.from_site,
-        summary="Learned position vectors correlate with one another apart from content, in the scores and not on the "
+        summary="Products of learned position vectors are added to the scores, separately from content, and not to the "
         "tokens. The class token is excluded: no position is nearer to it than another.",
         source="Ke et al. 2021, sections 3.1 and 3.2 (TUPE-A)",
         token_axes=(1, 2),

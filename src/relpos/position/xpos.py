@@ -107,7 +107,7 @@ class XPos(RotaryEmbedding):
         require_choice(side, "side", ("query", "key"))
         own, centre = self._checked(coordinates, "coordinates"), self.centre if centre is None else centre
         if centre is None:
-            fail("a centre", "None", "Build it with centre=0, say, for keys that are cached rotated.")
+            fail("a centre", "None", "For keys cached after rotation, build it with centre=0, for example.")
         self._require_span(own, own, centre)
         steps = positions(own, self.device)[:, None] - centre  # [_, 1, N, 1]
         exponent = steps / self.scale_base * (1 if side == "query" else -1)
@@ -141,7 +141,7 @@ class XPos(RotaryEmbedding):
             fail(
                 f"positions at most {most} from the centre, {centre}",
                 f"positions from {low} to {high}",
-                "Farther off scores overflow: attend to a shorter stretch, or train with a larger scale_base.",
+                "Farther away, scores overflow: use a shorter range, or train with a larger scale_base.",
             )
 
 
@@ -156,7 +156,7 @@ PRESETS = [
         name="xpos",
         title="xPos",
         build=XPos.from_site,
-        summary="Rotary positions with a decay: the farther back a key lies, the less of each pair remains. It is "
+        summary="Rotary positions with a decay: the farther back a key is, the smaller its pairs become. It is "
         "made for causal attention, to extrapolate to longer inputs.",
         source="Sun et al. 2022, section 3; gamma 0.4, scale base 512",
         token_axes=(1,),

@@ -35,7 +35,7 @@ def read(tree: object, name: str = "results") -> Results:
         results = cast(Results, typed(Results, tree, name))
         require_consistent(results, name)
     except RecursionError:
-        raise ResultsError(f"{name}: expected brackets within few others, got them thousands deep") from None
+        raise ResultsError(f"{name}: expected few nested brackets, got thousands") from None
     return results
 
 

@@ -19,25 +19,25 @@ class RecipeRecord:
     steps: Annotated[int, "of training"]
     batch_size: Annotated[int, "inputs of a step"]
     learning_rate: Annotated[float, "the highest"]
-    warmup_steps: Annotated[int, "up to it, linearly; then down a cosine to 0"]
-    position_learning_rate_multiplier: Annotated[float, "factor on it for position parameters"]
-    position_init_std: Annotated[float, "standard deviation that position parameters start from"]
-    weight_decay: Annotated[float, "decoupled, on matrices that are not position's"]
-    gradient_clip: Annotated[float, "the largest norm of the gradient"]
+    warmup_steps: Annotated[int, "steps of linear warmup to that rate; then a cosine to 0"]
+    position_learning_rate_multiplier: Annotated[float, "factor of the learning rate for position parameters"]
+    position_init_std: Annotated[float, "standard deviation of the initial position parameters"]
+    weight_decay: Annotated[float, "decoupled, on matrices except those of position"]
+    gradient_clip: Annotated[float, "largest norm of the gradient"]
     embed_dim: Annotated[int, "width of the model"]
     depth: Annotated[int, "blocks"]
     num_heads: Annotated[int, "attention heads"]
     mlp_ratio: Annotated[float, "width of an MLP, as a multiple of the model's"]
     shared_position: Annotated[bool, "whether all blocks share one mechanism"]
     optimizer: Annotated[Literal["adamw", "lion", "sophia-g", "sophia-h"], "its name"]
-    hessian_every: Annotated[int, "steps between estimates of the Hessian, of an optimizer that takes any"]
+    hessian_every: Annotated[int, "steps between estimates of the Hessian, if the optimizer uses them"]
     attention: Annotated[str, "kind of attention"]
     num_kv_heads: Annotated[int | None, "heads of keys and values; null for as many as attention heads"]
     norm: Annotated[str, "norm of tokens"]
     qk_norm: Annotated[str | None, "norm of queries and keys"]
-    global_pool: Annotated[str | None, "of images: how tokens become one vector"] = None
-    class_token: Annotated[bool | None, "of images: whether there is one"] = None
-    mlp: Annotated[str | None, "of text: kind of MLP"] = None
+    global_pool: Annotated[str | None, "for images: how tokens become one vector"] = None
+    class_token: Annotated[bool | None, "for images: whether there is one"] = None
+    mlp: Annotated[str | None, "for text: kind of MLP"] = None
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class SettingsRecord:
     """The settings of a comparison. Two comparisons with equal settings and environment are the same one."""
 
     task: Annotated[str, "the task's name"]
-    positions: Annotated[list[str], "mechanisms by name; with `what` the one of all models"]
+    positions: Annotated[list[str], "names of mechanisms; with `what`, that of all models"]
     seeds: Annotated[int, "a count: seeds 0 to seeds - 1"]
     quick: Annotated[bool, "a short run to see that everything works"]
     device: Annotated[str, "`cpu`, `cuda`"]
     precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
     recipe: Annotated[RecipeRecord, "of all runs"]
-    threads: Annotated[int, "of a training run"] = 1
-    timing_threads: Annotated[int, "on which steps are timed: all cores, or `OMP_NUM_THREADS`"] = 1
+    threads: Annotated[int, "per training run"] = 1
+    timing_threads: Annotated[int, "for timing steps: all cores, or `OMP_NUM_THREADS`"] = 1
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
-    choices: Annotated[list[str], "of these, by name"] = field(default_factory=list)
-    model: Annotated[str | None, "`timm:NAME`, `hf:FOLDER` or a person's own `build`, with a fingerprint"] = None
-    step: Annotated[str | None, "a person's own training step, likewise"] = None
-    evaluate: Annotated[str | None, "what measures instead of relpos, likewise"] = None
-    changes: Annotated[dict[str, Any], "of the recipe, that were asked for, steps apart"] = field(default_factory=dict)
-    better: Annotated[Literal["higher", "lower"] | None, "of figures of one's own: `higher`, `lower`"] = None
-    given: Annotated[dict[str, str], "`model`, `step`, `evaluate` as typed; no part of what is compared"] = field(
+    choices: Annotated[list[str], "names of those that are compared"] = field(default_factory=list)
+    model: Annotated[str | None, "`timm:NAME`, `hf:FOLDER` or your own `build`, with a fingerprint"] = None
+    step: Annotated[str | None, "your own training step, with a fingerprint"] = None
+    evaluate: Annotated[str | None, "your own measurement, with a fingerprint"] = None
+    changes: Annotated[dict[str, Any], "requested changes of the recipe, except steps"] = field(default_factory=dict)
+    better: Annotated[Literal["higher", "lower"] | None, "for your own figures: `higher`, `lower`"] = None
+    given: Annotated[dict[str, str], "`model`, `step`, `evaluate` as typed; not part of the comparison"] = field(
         default_factory=dict
     )
 
@@ -75,7 +75,7 @@ class Environment:
     python: Annotated[str, "version"]
     platform: Annotated[str, "operating system"]
     processor: Annotated[str, "its name"]
-    cores: Annotated[int, "that the machine has"]
+    cores: Annotated[int, "of the machine"]
     device: Annotated[str, "the GPU's name, or `cpu`"]
 
 
@@ -86,12 +86,12 @@ class ProbeRecord:
     id: Annotated[str, "`test`, `shift/1`, `canvas/20/anywhere`, `rotation/90`, `length/512`"]
     group: Annotated[str, "`test`, `shift`, `canvas`, `rotation`; of text `test`, `length`"]
     label: Annotated[str, "a few words"]
-    x: Annotated[float, "on the horizontal axis: pixels shifted, canvas side, degrees, bytes read at once"]
+    x: Annotated[float, "value on the horizontal axis: pixels shifted, canvas side, degrees, bytes read at once"]
     description: Annotated[str, "one sentence"]
-    variant: Annotated[str | None, "what tells curves of a group apart: `centred`, `anywhere`, `zoomed`"] = None
+    variant: Annotated[str | None, "distinguishes curves of a group: `centred`, `anywhere`, `zoomed`"] = None
     image_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
     trials: Annotated[int | None, "of images: placements of each test image"] = None
-    length: Annotated[int | None, "of text: bytes that are read at once"] = None
+    length: Annotated[int | None, "of text: bytes read at once"] = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class TaskRecord:
     description: Annotated[str, "what the data are and what was done to them"]
     sizes: Annotated[dict[str, int], "images or bytes for `train`, `validation`, `test`"]
     probes: Annotated[list[ProbeRecord], "the first is the plain test"]
-    kind: Annotated[Literal["images", "text", "other"], "what it is made of"] = "images"
+    kind: Annotated[Literal["images", "text", "other"], "kind of data"] = "images"
     classes: Annotated[list[str], "of images: labels"] = field(default_factory=list)
     channels: Annotated[int | None, "of images"] = None
-    image_size: Annotated[list[int] | None, "of images: `[rows, columns]` that a model is trained at"] = None
+    image_size: Annotated[list[int] | None, "of images: `[rows, columns]` in training"] = None
     patch_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
     skipped: Annotated[list[dict[str, str]], "broken images left out: `path`, `reason`"] = field(default_factory=list)
     ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
-    length: Annotated[int | None, "of text: bytes that a model is trained at"] = None
+    length: Annotated[int | None, "of text: length of inputs in training, in bytes"] = None
     blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
 
 
@@ -118,9 +118,9 @@ class TaskRecord:
 class MechanismRecord:
     """What is compared: a position mechanism, or a choice of attention, norm or optimizer."""
 
-    name: Annotated[str, "as the command takes it"]
+    name: Annotated[str, "its name in the command"]
     title: Annotated[str, "in words"]
-    summary: Annotated[str, "what it is, what to expect of it"]
+    summary: Annotated[str, "what it is and what to expect"]
     source: Annotated[str, "paper and section"]
     growth: Annotated[list[str], "rules by which it extrapolates to another size"]
     family: Annotated[str, "`none`, `absolute`, `bias`, `rotation`, `vectors`, `sum`, `other`"] = "other"
@@ -131,7 +131,7 @@ class Parameters:
     """How many parameters a model has."""
 
     total: Annotated[int, "all"]
-    position: Annotated[int, "that describe position"]
+    position: Annotated[int, "those of position"]
     parts: Annotated[dict[str, int], "by part of the model"]
 
 
@@ -139,10 +139,10 @@ class Parameters:
 class CurveRecord:
     """Training over steps. It ends before the step at which a run diverged."""
 
-    step: Annotated[list[int], "at which loss and rate stand"]
-    loss: Annotated[list[float], "mean over the steps since the last, in nats"]
+    step: Annotated[list[int], "steps of loss and rate"]
+    loss: Annotated[list[float], "mean over the steps since the previous entry, in nats"]
     rate: Annotated[list[float], "learning rate"]
-    validation_step: Annotated[list[int], "at which validation stands"]
+    validation_step: Annotated[list[int], "steps of validation"]
     validation: Annotated[list[float], "accuracy, bits per byte, or the figure"]
 
 
@@ -161,7 +161,7 @@ class Metric:
     """One probe by one growth rule: an accuracy or bits per byte, or the reason why there is none."""
 
     probe: Annotated[str, "its id"]
-    growth: Annotated[str | None, "the rule; null at the trained size, and where there is none"]
+    growth: Annotated[str | None, "the rule; null at the trained size, or if there is none"]
     accuracy: Annotated[float | None, "of images: 0 to 1"] = None
     trials: Annotated[int | None, "of images: placements of each"] = None
     correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
@@ -169,9 +169,9 @@ class Metric:
     values: Annotated[
         list[float] | None, "of text: of each block; a quick run reads the first two. Of figures: each unit"
     ] = None
-    by_place: Annotated[list[float] | None, "of text: of 32 stretches of an input, first bytes to last"] = None
+    by_place: Annotated[list[float] | None, "of text: for 32 equal parts of an input, first bytes to last"] = None
     reason: Annotated[str | None, "why there is no figure"] = None
-    figure: Annotated[float | None, "of one's own: the mean of `values`, one for each unit"] = None
+    figure: Annotated[float | None, "your own: the mean of `values`, which has one for each unit"] = None
 
 
 @dataclass(frozen=True)
@@ -186,18 +186,18 @@ class Learned:
     values: Annotated[Any, "of a bias: of each head, over offsets from the lowest to the highest"] = None
     prefix: Annotated[Any, "of a bias: of each head prefix to token, token to prefix, prefix to prefix"] = None
     grid: Annotated[list[int] | None, "of vectors: `[rows, columns]`, or `[positions]`"] = None
-    every: Annotated[int | None, "of vectors on a sequence: how many positions apart"] = None
-    similarity: Annotated[Any, "of vectors: cosine of every two, their mean subtracted"] = None
+    every: Annotated[int | None, "of vectors on a sequence: distance between them, in positions"] = None
+    similarity: Annotated[Any, "of vectors: cosine of each pair, after subtracting their mean"] = None
 
 
 @dataclass(frozen=True)
 class Attention:
     """The attention of one patch, for up to three test images."""
 
-    image: Annotated[Any, "H x W grey values from 0 to 1 of each"]
+    image: Annotated[Any, "for each, H x W grey values from 0 to 1"]
     label: Annotated[list[str], "class of each"]
-    predicted: Annotated[list[str], "class that the model names"]
-    query: Annotated[list[int], "`[row, column]` of the patch that looks"]
+    predicted: Annotated[list[str], "class that the model predicts"]
+    query: Annotated[list[int], "`[row, column]` of the patch whose attention is shown"]
     grid: Annotated[list[int], "`[rows, columns]` of patches"]
     maps: Annotated[Any, "`maps[image][layer][head][row][column]`; with prefix tokens a map sums to less than 1"]
 
@@ -206,9 +206,9 @@ class Attention:
 class Sample:
     """A language model's greedy continuation of the first test block."""
 
-    prompt: Annotated[str, "what it was given"]
+    prompt: Annotated[str, "its input"]
     within: Annotated[str, "up to the trained length"]
-    beyond: Annotated[str, "past it, by the first growth rule"]
+    beyond: Annotated[str, "beyond it, with the first growth rule"]
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,17 @@ class Run:
     parameters: Annotated[Parameters, "of its model"]
     curve: Annotated[CurveRecord, "of its training"]
     train_seconds: Annotated[float, "wall time of training"]
-    threads: Annotated[int, "that it ran on"]
-    metrics: Annotated[list[Metric], "empty where it diverged"]
-    settings: Annotated[dict[str, Any], "every setting of this run, `recipe` among them"]
-    peak_memory_mib: Annotated[float | None, "of its process less the size before the model was built"] = None
+    threads: Annotated[int, "of the run"]
+    metrics: Annotated[list[Metric], "empty if it diverged"]
+    settings: Annotated[dict[str, Any], "all settings of this run, including `recipe`"]
+    peak_memory_mib: Annotated[float | None, "of its process, above the size before the model was built"] = None
     validation: Annotated[float | None, "at the end"] = None
-    choice: Annotated[str | None, "what is compared where it is not position"] = None
-    diverged: Annotated[Divergence | None, "only of a run that did"] = None
-    learned: Annotated[list[Learned], "what position became"] = field(default_factory=list)
+    choice: Annotated[str | None, "the choice, if position is not compared"] = None
+    diverged: Annotated[Divergence | None, "only if it diverged"] = None
+    learned: Annotated[list[Learned], "the trained position"] = field(default_factory=list)
     attention: Annotated[Attention | None, "of images"] = None
     sample: Annotated[Sample | None, "of text"] = None
-    environment: Annotated[Environment | None, "versions and hardware it ran on"] = None
+    environment: Annotated[Environment | None, "versions and hardware of the run"] = None
 
     @property
     def name(self) -> str:
@@ -257,17 +257,17 @@ class Cost:
 
     tokens: Annotated[int, "of an input"]
     batch_size: Annotated[int, "inputs"]
-    depth: Annotated[int | None, "blocks of the model; null for one of one's own"]
+    depth: Annotated[int | None, "blocks of the model; null for your own model"]
     backend: Annotated[str, "the engine of attention"]
     position: Annotated[str | None, "the mechanism"] = None
-    choice: Annotated[str | None, "instead, where it is not position that is compared"] = None
-    threads: Annotated[int | None, "it was timed on"] = None
+    choice: Annotated[str | None, "the choice, if position is not compared"] = None
+    threads: Annotated[int | None, "of the timing"] = None
     step_ms: Annotated[Time | None, "its time"] = None
     ratio: Annotated[float | None, "median over rounds of its time divided by that of `none`, or the first choice"] = (
         None
     )
-    peak_memory_mib: Annotated[float | None, "in a process of its own; with one seed at the largest size alone"] = None
-    state_per_parameter: Annotated[float | None, "numbers that the optimizer keeps, with `what`"] = None
+    peak_memory_mib: Annotated[float | None, "in a separate process; with one seed, at the largest size only"] = None
+    state_per_parameter: Annotated[float | None, "numbers that the optimizer stores per parameter, with `what`"] = None
     reason: Annotated[str | None, "why there is no time"] = None
 
     @property
@@ -281,12 +281,12 @@ class Results:
     """One comparison, finished or not."""
 
     schema_version: Annotated[int, f"{SCHEMA_VERSION}"]
-    settings: Annotated[SettingsRecord, "what was asked"]
+    settings: Annotated[SettingsRecord, "what was requested"]
     environment: Annotated[Environment, "versions and hardware"]
     task: Annotated[TaskRecord, "the data and the probes"]
-    mechanisms: Annotated[list[MechanismRecord], "what is compared, in the order asked"]
+    mechanisms: Annotated[list[MechanismRecord], "what is compared, in the requested order"]
     records: Annotated[list[Run], "training runs"]
-    costs: Annotated[list[Cost], "one for everything compared and number of tokens"]
+    costs: Annotated[list[Cost], "one for each choice and number of tokens"]
 
     @property
     def names(self) -> list[str]:

@@ -93,7 +93,7 @@ class Checkpointing:
         try:
             self.store.write(step, replace(snapshot, state=state))
         except WriteError as error:
-            self.tell(f"no checkpoint of step {step}: {error}" + ("" if self.told() else " Training goes on."))
+            self.tell(f"no checkpoint of step {step}: {error}" + ("" if self.told() else " Training continues."))
             return False
         finally:
             self._written = time.monotonic()
@@ -138,7 +138,7 @@ class Checkpointing:
         if changed := [
             f"{name} {before[name]}, now {now}" for name, now in self.about.items() if before.get(name, now) != now
         ]:
-            self.tell(f"equal to the run that it goes on from to rounding only: {'; '.join(changed)}")
+            self.tell(f"equal to the resumed run only up to rounding: {'; '.join(changed)}")
         return snapshot
 
     def _chosen(self, where: str | None) -> Path | None:
@@ -148,7 +148,7 @@ class Checkpointing:
                 fail(
                     f"a folder without checkpoints of a run in {FOLDER}/",
                     str(self.folder),
-                    "Go on from there with --resume auto, or choose another --out.",
+                    "Continue it with --resume auto, or choose another --out.",
                 )
             return None
         if where != "auto":
@@ -157,13 +157,13 @@ class Checkpointing:
             newer = (one for one in self.store.steps() if one > step and fault_of(self.store.path(one)) is None)
             if (first := next(newer, None)) is not None:
                 came = f"step {step}, and {self.store.folder} has step {first}"
-                fail("the newest checkpoint of a folder", came, "Go on from an older one in another --out.")
+                fail("the newest checkpoint of a folder", came, "Continue from an older one in another --out.")
             return path
         for path, fault in passed:
-            self.tell(f"passed over {path.name}: {fault}")
+            self.tell(f"skipped {path.name}: {fault}")
         if newest is None and passed:
             came = f"none in {self.store.folder} ({passed[0][0].name}: {passed[0][1]})"
-            fail("a checkpoint that can be read", came, "Mend what keeps it from being read, or choose another --out.")
+            fail("a checkpoint that can be read", came, "Make it readable, or choose another --out.")
         if newest is None:
             self.tell(f"no checkpoint to resume in {self.store.folder}: starting at step 0")
         return newest
@@ -186,7 +186,7 @@ class Checkpointing:
                 fail("a folder that no other run writes in", str(self.folder), "Wait for it, or choose another --out.")
             except OSError as error:  # a file system without locks
                 self.tell(
-                    f"{self.folder} cannot be locked ({error.strerror}): see to it that no other run writes there"
+                    f"{self.folder} cannot be locked ({error.strerror}): make sure that no other run writes there"
                 )
             yield
         finally:
@@ -209,7 +209,7 @@ class Checkpointing:
         """Raise `StoppedError` with the exit code."""
         assert self.exit_code is not None
         left = (
-            f"a checkpoint of step {step} is in {self.store.folder}; the same command with --resume auto goes on"
+            f"a checkpoint of step {step} is in {self.store.folder}; the same command with --resume auto continues"
             if written
             else "no newer checkpoint could be written"
         )

@@ -72,7 +72,7 @@ def fit(
         StoppedError: the process was told to end; `checkpointing` has its last state.
     """
     if resume is not None and checkpointing is None:
-        fail("checkpointing= beside resume=", "none", "Pass a Checkpointing with the folder of the run.")
+        fail("checkpointing= with resume=", "none", "Pass a Checkpointing with the folder of the run.")
     accelerator = run.start()
     steps = run.recipe.steps
     with nullcontext() if checkpointing is None else checkpointing.running(resume) as snapshot:

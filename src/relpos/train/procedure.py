@@ -154,14 +154,14 @@ class Procedure:
     def _require_scores(self, model: nn.Module, task: Task, batch: Any, position: str) -> None:
         """Raise unless the model returns scores that cross-entropy takes."""
         if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)):
-            fail("batches of (inputs, classes)", shape_of(batch), "Pass a step(model, batch) -> loss of your own.")
+            fail("batches of (inputs, classes)", shape_of(batch), "Pass your own step(model, batch) -> loss.")
         inputs, classes = batch
         if classes.is_floating_point():
-            fail("classes as integers", shape_of(classes), "Pass a step(model, batch) -> loss of your own.")
+            fail("classes as integers", shape_of(classes), "Pass your own step(model, batch) -> loss.")
         with torch.no_grad(), _called("the model to take a batch of inputs", position):
             scores = scores_of(model, inputs)
         count = len(task.classes) if isinstance(task, ImageTask) else VOCABULARY if isinstance(task, Text) else None
-        remedy = "Build the model for them, or pass a step(model, batch) -> loss of your own."
+        remedy = "Build the model for them, or pass your own step(model, batch) -> loss."
         shape = (*classes.shape, "classes" if count is None else count)
         if (
             not isinstance(scores, Tensor)
@@ -189,4 +189,4 @@ def _called(expected: str, position: str) -> Iterator[None]:
             raise
         said = " ".join(str(error).split())
         came = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        raise ValueError(f"expected {expected}; got {came} for the position {position!r}. Mend it.") from error
+        raise ValueError(f"expected {expected}; got {came} for the position {position!r}. Correct it.") from error

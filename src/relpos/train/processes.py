@@ -59,7 +59,7 @@ class Parallelism:
             below, above = batch_size // parts * parts, -(-batch_size // parts) * parts
             near = f"{below} or {above}" if below else f"{above}"
             fail(
-                f"a batch that {world} processes times {self.accumulate} accumulated parts divide",
+                f"a batch divisible by {world} processes x {self.accumulate} accumulated parts",
                 str(batch_size),
                 f"Choose a batch size of {near}.",
             )
@@ -72,7 +72,7 @@ class Parallelism:
             remedy = "Use adamw or lion" + (", or strategy ddp with sophia-g." if optimizer == "sophia-g" else ".")
             fail("an optimizer whose estimates several processes share", optimizer, remedy)
         if self.strategy == "fsdp" and precision == "fp16-mixed":
-            fail("float32 or bf16-mixed with strategy fsdp", precision, "Its losses would be scaled apart.")
+            fail("float32 or bf16-mixed with strategy fsdp", precision, "Each process would scale its own losses.")
 
     def wrap(self, model: nn.Module, accelerator: Accelerator, device: torch.device) -> nn.Module:
         """Wrap a model so that every process gets the gradients of the whole batch."""
@@ -141,7 +141,7 @@ def start_accelerator(device: torch.device, mixed_precision: str) -> Accelerator
         fail("accelerate without a plugin", accelerator.distributed_type.value, "Leave it to --strategy.")
     if world_size() != accelerator.num_processes:
         came = str(accelerator.num_processes)
-        fail(f"{world_size()} processes that know of each other", came, "Start them with torchrun.")
+        fail(f"{world_size()} connected processes", came, "Start them with torchrun.")
     return accelerator
 
 
@@ -189,10 +189,10 @@ def device_here(device: torch.device) -> torch.device:
     if device.type != "cuda" or world_size() == 1:
         return device
     if device.index is not None:
-        fail("--device cuda over several processes", str(device), "Each takes one of its own.")
+        fail("--device cuda over several processes", str(device), "Each process takes its own GPU.")
     own, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if own >= count:
-        fail("a GPU for each process", f"{count} for process {own} and those before", "Start fewer processes.")
+        fail("a GPU for each process", f"{count} for {own + 1} or more processes", "Start fewer processes.")
     return torch.device("cuda", own)
 
 

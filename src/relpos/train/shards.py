@@ -72,7 +72,7 @@ class StoredParts(Mapping[str, Tensor]):
         ]
         if sum(x.numel() for _, x in parts) != math.prod(shape):
             path = self._parts[name][0][0].parent
-            fail("a checkpoint with all parts of its tensors", f"{path}, which lacks some of {name}", "Take another.")
+            fail("a checkpoint with all parts of its tensors", f"{path}, which lacks some of {name}", "Use another.")
         whole = parts[0][1].new_empty(shape)
         for at, x in parts:
             whole[tuple(slice(first, first + size) for first, size in zip(at, x.shape, strict=True))] = x

@@ -65,7 +65,7 @@ class TrainState:
         if hasattr(module, "reshard"):
             # after a validation the root of a sharded model is unsharded, with other parameters
             module.reshard()  # type: ignore[operator]
-        assert optimizer.state.keys() <= set(module.parameters()), "the optimizer has parameters that the model has not"
+        assert optimizer.state.keys() <= set(module.parameters()), "the optimizer has parameters that the model lacks"
         sharded = any(isinstance(x, DTensor) for x in module.parameters())
         taken: Callable[[Tensor], Tensor] = Tensor.detach if sharded else partial(whole, keep=keep)
         moments: dict[str, Tensor] = {}

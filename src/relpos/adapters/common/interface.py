@@ -203,8 +203,8 @@ def _attention(
     if by_offset:
         assert position_bias is not None
         warnings.warn(
-            f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer: its bias is written out as "  # type: ignore[union-attr]
-            "N x M numbers, as published. A mask of tokens alone, [batch, tokens], saves them.",
+            f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer, which expands its bias to "  # type: ignore[union-attr]
+            "N x M numbers, as published. A mask of tokens, [batch, tokens], avoids that.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -303,7 +303,7 @@ def weights_are_recorded() -> bool:
 def refuse_weights(wanted: bool | None) -> None:
     """Raise if a model whose position was replaced is asked for attention weights, `output_attentions=True`."""
     if wanted:
-        expected = "output_attentions=False after relpos.replace_position, which makes no weights"
+        expected = "output_attentions=False after relpos.replace_position, which computes no weights"
         fail(expected, "True", f"Leave it out; {LOST}")
 
 

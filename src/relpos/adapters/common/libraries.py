@@ -56,7 +56,7 @@ def require_importable(library: str) -> None:
         fail(
             f"{library}, importable",
             f"{type(error).__name__}: {reason}",
-            f"Run pip install 'relpos[{EXTRAS[library]}]'. Beside a CPU build of torch, install torchvision from the "
+            f"Run pip install 'relpos[{EXTRAS[library]}]'. With a CPU build of torch, install torchvision from the "
             "same index: pip install torchvision --index-url https://download.pytorch.org/whl/cpu.",
         )
 
@@ -106,6 +106,6 @@ def strange(path: str, reads: tuple[str, ...], *, switches: bool) -> str | None:
         return None
     run = sorted({version for where, _ in found for version in known().get(where, {}).values()})
     return (
-        f"{', '.join(unknown)} of {library} {metadata.version(library)} differs from the source that was "
-        f"run ({library} {', '.join(run) or 'none'})"
+        f"{', '.join(unknown)} of {library} {metadata.version(library)} differs from the source "
+        f"tested ({library} {', '.join(run) or 'none'})"
     )

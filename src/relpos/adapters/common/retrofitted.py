@@ -184,7 +184,7 @@ def _empty(mixin: Any, published: Any) -> nn.Module:
 def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None) -> None:
     """Put the mixin in front of a module's class."""
     clashes = [name for name in vars(Retrofitted) if name[0] != "_" and name in _names(module)]
-    assert not clashes, f"{type(module).__name__} has {', '.join(clashes)} of its own"
+    assert not clashes, f"{type(module).__name__} already has {', '.join(clashes)}"
     published: Any = type(module)
     in_front: Any = mixin
     module.__class__ = _swapped_class(in_front, published)

@@ -52,7 +52,7 @@ def _set(above: Above, attn_implementation: str | dict[str, str], *args: Any, **
             if own not in interface.SERVED:
                 replaced = any(hasattr(one, "attend_repositioned") for one in model.modules())
                 remedy = f"Leave it; {interface.LOST}" if replaced else "Call relpos.restore(model) first."
-                fail("attn_implementation sdpa or eager, of a model that relpos has changed", own, remedy)
+                fail("attn_implementation sdpa or eager, because relpos has changed this model", own, remedy)
     except BaseException:
         for config, own in before:
             config._attn_implementation_internal = own

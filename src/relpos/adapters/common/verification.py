@@ -102,7 +102,7 @@ def verify_module(module: nn.Module, verified: Verified, name: str = "") -> Verd
             return _compare(module, verified, name, path)
     except Exception as error:  # another library version can raise any error
         said = " ".join(str(error).split())[:300]
-        return Verdict(name, path, fault=f"it could not be run, {type(error).__name__}: {said}", ran=False)
+        return Verdict(name, path, fault=f"it could not run, {type(error).__name__}: {said}", ran=False)
 
 
 def _compare(module: nn.Module, verified: Verified, name: str, path: str) -> Verdict:
@@ -244,7 +244,7 @@ def _missing(ours: Result, exact: Result) -> str | None:
         return f"outputs have shapes {shapes[0]}, not {shapes[1]}"
     for key, theirs in exact[1].items():
         if (ours[1][key] is None) != (theirs is None):
-            return f"the gradient of {key} is {'missing' if ours[1][key] is None else 'there, and None as published'}"
+            return f"the gradient of {key} is {'missing' if ours[1][key] is None else 'present, but None as published'}"
     return None
 
 

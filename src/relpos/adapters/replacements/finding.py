@@ -50,8 +50,8 @@ def require_known_source(model: nn.Module) -> None:
     for path in sorted({path_of(type(module)) for module in model.modules()} & reads().keys()):
         reason = strange(path, reads()[path], switches=switches(path))
         if reason:
-            remedy = "Install that version, or pass force=True: under a position like its own, outputs must not change."
-            fail("a library whose source was run", reason, remedy)
+            remedy = "Install that version, or pass force=True: with a position like its own, outputs must not change."
+            fail("a tested version of the library", reason, remedy)
 
 
 def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
@@ -78,7 +78,7 @@ def stacks_of(model: nn.Module, given: Given) -> list[Stack]:
     for stack in found:
         if given.causal is not None and stack.site.causal != given.causal:
             came = f"causal={given.causal} for {type(stack.holder).__name__}, which has {stack.site.causal}"
-            fail("causal as the model has it", came, "Leave causal out.")
+            fail("causal= equal to the model's", came, "Leave causal out.")
         _require_free(stack)
     return found
 
@@ -96,5 +96,5 @@ def _require_free(stack: Stack) -> None:
         fail(f"a model without a child named {CHILD!r}", came, "Rename it.")
     for module in (*stack.layers, *(one for one, _ in stack.tokens)):
         if "forward" in vars(module):
-            came = f"{type(module).__name__} with one"
-            fail("modules without a forward of their own", came, "Replace before accelerate's hooks.")
+            came = f"{type(module).__name__} with its own"
+            fail("modules whose forward is not overridden", came, "Replace before accelerate adds hooks.")

@@ -45,9 +45,9 @@ class FrozenWarning:
             return
         self.given = True
         warnings.warn(
-            f"the position of {type(model).__name__} learns, and is frozen at its start while the model is trained: it "
-            "stays as it was made, and says nothing where its tables start from 0. Let its `positions` learn, with "
-            f"PEFT by {PEFT}; or, if it is meant, pass trainable=False to replace_position.",
+            f"the position of {type(model).__name__} is trainable but frozen while the model trains: it "
+            "keeps its initial values, and tables of 0 have no effect. Unfreeze its `positions`, with "
+            f"PEFT by {PEFT}; or, if intended, pass trainable=False to replace_position.",
             RuntimeWarning,
             stacklevel=2,
         )

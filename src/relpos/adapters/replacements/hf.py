@@ -22,7 +22,7 @@ class RepositionedInterfaceAttention(Repositioned):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         if not is_switched(self.config):  # the published function would attend without any position
-            remedy = "Set it by model.set_attn_implementation of the model whose position was replaced."
+            remedy = "Call set_attn_implementation on the model whose position was replaced."
             fail("a configuration that selects relpos's attention", implementation(self.config), remedy)
         refuse_static(kwargs.get("past_key_values"))
         return super().forward(*args, **kwargs)

@@ -152,13 +152,13 @@ class LayerPosition:
         high = _FAR if AS_IS in first.growth else self.coordinates.count - 1
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and int(ids.max()) > high:
             remedy = "Replace with coordinates=relpos.Sequence(length) of the longest text."
-            fail(f"positions 0 to {high}, as the mechanism was built for", f"position {int(ids.max())}", remedy)
+            fail(f"positions 0 to {high}, for which the mechanism was built", f"position {int(ids.max())}", remedy)
         return first.embed(x, Positions(ids, low=0, high=high))
 
     def _require_all(self, tokens: int) -> None:
         if tokens != self.coordinates.count:
-            remedy = "Positions are those of the size that the model was built for; build it for the other one."
-            fail(f"{self.coordinates.count} tokens, of {self.coordinates}", f"{tokens}", remedy)
+            remedy = "Positions have the size for which the model was built: build it for the other size."
+            fail(f"{self.coordinates.count} tokens, for {self.coordinates}", f"{tokens}", remedy)
 
 
 def is_growing(coordinates: Coordinates) -> bool:
@@ -173,7 +173,7 @@ class Repositioned(Retrofitted):
 
     def __prepare_scriptable__(self) -> nn.Module:
         wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
-        fail(wanted, "one whose position was replaced", "Record it with torch.export.export.")
+        fail(wanted, "one whose position was replaced", "Export it with torch.export.export.")
 
     @property
     def layer_position(self) -> LayerPosition:

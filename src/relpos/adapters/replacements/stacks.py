@@ -86,7 +86,7 @@ def require_class(module: Any, path: str) -> Any:
     """
     if path_of(type(module)) != path:
         came = path_of(published_class(module)) if is_swapped(module) else path_of(type(module))
-        fail(f"layers of {path}", came, "Other kinds of attention are not served.")
+        fail(f"layers of {path}", came, "Other kinds of attention are not supported.")
     return module
 
 
@@ -107,7 +107,7 @@ def require_unwrapped(model: nn.Module) -> None:
         child = holder._modules[CHILD]
         if not isinstance(child, ReplacedPositions):
             remedy = "Take the adapter off first: model.merge_and_unload() or model.unload() of PEFT."
-            fail("positions that nothing is put around", type(child).__name__, remedy)
+            fail("positions without a wrapper", type(child).__name__, remedy)
 
 
 def take_out(model: nn.Module) -> None:

@@ -53,7 +53,7 @@ class RepositionedMultiheadAttention(Repositioned):
             fail(
                 "the same tokens as queries, keys and values",
                 came,
-                "Replace in the encoder alone.",
+                "Call replace_position on the encoder only.",
             )
         batched, first = query.dim() == 3, module.batch_first
         inputs = [x if batched else x[None] for x in (query, key, value)]
@@ -138,14 +138,14 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     sizes = sorted({(layer.embed_dim, layer.num_heads) for layer in layers})
     if len(sizes) > 1:
         came = ", ".join(f"{heads} heads of width {width // heads}" for width, heads in sizes)
-        fail("nn.MultiheadAttention of one size", came, "Pass the modules of each size on their own.")
+        fail("nn.MultiheadAttention of one size", came, "Pass the modules of each size separately.")
     return [Stack("", model, _site(layers, given), layers, RepositionedMultiheadAttention, ())]
 
 
 def _served(layer: Any) -> nn.MultiheadAttention:
     """The layer; raises if its settings are not served."""
     if not layer._qkv_same_embed_dim or layer.bias_k is not None or layer.add_zero_attn:
-        wanted = "nn.MultiheadAttention among the same tokens"
+        wanted = "nn.MultiheadAttention for plain self-attention"
         fail(wanted, "one with kdim, vdim, add_bias_kv or add_zero_attn", "Build it without.")
     assert isinstance(layer, nn.MultiheadAttention)
     return layer

@@ -164,12 +164,12 @@ KINDS = (
             Refused(
                 "layoutlmv2",
                 "transformers.models.layoutlmv2.modeling_layoutlmv2.LayoutLMv2Encoder",
-                "it needs detectron2, beside which it was not run",
+                "it needs detectron2 and was not tested with it",
             ),
             Refused(
                 "pp_doclayout_v2",
                 "transformers.models.pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2ReadingOrderEncoder",
-                "a bias of its own comes from the sizes of two boxes, which is no function of an offset",
+                "an extra bias depends on the sizes of two boxes, not on an offset",
             ),
             Refused(
                 "udop",

@@ -219,7 +219,7 @@ _LIKE_SAM = tuple(
 
 KINDS = (
     PositionKind(
-        name="a vector an axis",
+        name="a vector per axis",
         library="transformers",
         replaced=(
             *_LIKE_SAM,
@@ -247,13 +247,13 @@ KINDS = (
             Refused(
                 architecture,
                 name,
-                "a network makes its bias from the boxes of the queries: there is no table of offsets",
+                "a network computes its bias from the boxes of the queries: it has no table of offsets",
             )
             for architecture, name in (("sam3", "Sam3DetrDecoder"), ("sam3_lite_text", "Sam3LiteTextDetrDecoder"))
         ),
     ),
     PositionKind(
-        name="a vector an axis",
+        name="a vector per axis",
         library="timm",
         replaced=(
             Replaced(

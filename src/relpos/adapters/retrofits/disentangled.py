@@ -285,17 +285,17 @@ KINDS = (
             Refused(
                 "bros",
                 "BrosSelfAttention",
-                "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
+                "queries are multiplied with N x N x D vectors, one per pair of boxes, which the model computes",
             ),
             Refused(
                 "inkling",
                 "InklingRelativeLogits",
-                "a projection of its own, and not the query, meets the vectors of the distance",
+                "a separate projection, not the query, is multiplied with the vectors of the distance",
             ),
             Refused(
                 "cpmant",
                 "CpmAntSegmentPositionEmbedding",
-                "it is a bucket of the distance within a segment, and a pair of segments across",
+                "its bias is by distance within a segment, and by the pair of segments across segments",
             ),
         ),
     ),

@@ -128,13 +128,13 @@ KINDS = (
             Refused(
                 "prophetnet",
                 "ProphetNetNgramSelfAttention",
-                "its tokens make a bias of their own for each bucket, in streams that attend to one another",
+                "its tokens compute a bias for each bucket, in streams that attend to one another",
             ),
             *(
                 Refused(
                     architecture,
                     name,
-                    "its distances meet states of their own beside the queries, behind a causal mask and a cache",
+                    "its distances multiply separate states, not the queries, under a causal mask and a cache",
                 )
                 for architecture, name in (
                     ("inkling", "InklingAttention"),

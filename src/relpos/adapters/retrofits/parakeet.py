@@ -245,9 +245,7 @@ def _run_streaming_encoder(module: Any, draws: RandomInputs) -> tuple[Tensor, ..
 
 def _not_sdpa(module: Any) -> str | None:
     own = module.config._attn_implementation
-    return (
-        None if own == "sdpa" else f"attn_implementation={own!r}, whose mask the library turns around; load with sdpa"
-    )
+    return None if own == "sdpa" else f"attn_implementation={own!r}, whose mask the library inverts; load with sdpa"
 
 
 _CAPTURED = (

@@ -208,7 +208,7 @@ def _unfit_alone(module: Any) -> str | None:
 
 
 def _unfit_model(module: Any) -> str | None:
-    return "each layer has a table of its own" if module.shared_rel_pos is None else None
+    return "each layer has its own table" if module.shared_rel_pos is None else None
 
 
 def _tokens_of(own: Any) -> int:
@@ -261,8 +261,8 @@ _SERVED: tuple[tuple[str, str, type[RelPosAttention], Any, tuple[str, ...], Any]
 _MODEL = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
 _TABLES = ("relative_position_bias_table", "mlp.fc2.weight")
 _GATED = "its gate mixes the weights of content with those of position, two softmaxes"
-_CONVOLVED = "its position is a convolution of values beside attention without scores of pairs"
-_QUERIES = "its position are vectors of rows and of columns that meet the query, and no table"
+_CONVOLVED = "its position is a convolution of values, with attention that has no scores of pairs"
+_QUERIES = "its position is vectors of rows and columns multiplied with the query: it has no table"
 
 KINDS = (
     PositionKind(

@@ -374,7 +374,7 @@ KINDS = (
             Refused(
                 "esmfold2",
                 "EsmFold2RelativePositionEncoding",
-                "its vectors are an input of the pair representation, and of no attention",
+                "its vectors are an input of the pair representation, not of attention",
             ),
         ),
     ),

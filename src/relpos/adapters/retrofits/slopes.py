@@ -292,7 +292,7 @@ class FalconAttention(Retrofitted):
 def _built(config: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Called as a layer's class: builds a published layer from a configuration that was copied from a switched one."""
     if interface.is_shared(config):
-        fail("a configuration of no retrofitted model", "that of one", "Build it with copy.deepcopy(config).")
+        fail("a configuration not used by a retrofitted model", "one that is", "Build it with copy.deepcopy(config).")
     interface.switch_back(config)
     classes = sys.modules[class_path("falcon", "").rpartition(".")[0]].FALCON_ATTENTION_CLASSES
     layer: nn.Module = classes[interface.implementation(config)](config, *args, **kwargs)
@@ -328,7 +328,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 def _unfit(module: Any) -> str | None:
-    return None if module.config.alibi else "alibi=False: it rotates, which costs nothing of N x N"
+    return None if module.config.alibi else "alibi=False: it uses a rotation, which needs no N x N numbers"
 
 
 def _verified(architecture: str, name: str, embedding: str, layers: str) -> Verified:

@@ -268,6 +268,6 @@ KINDS = (
             ),
             Verified(class_path("mpnet", "MPNetSelfAttention"), _run_mpnet, tables=()),
         ),
-        refused=(Refused("longt5", "LongT5LocalAttention", "it attends within blocks, in O(N) as it is"),),
+        refused=(Refused("longt5", "LongT5LocalAttention", "it attends within blocks, already in O(N)"),),
     ),
 )

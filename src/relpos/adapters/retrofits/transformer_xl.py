@@ -134,14 +134,14 @@ def other_position(module: Any) -> str | None:
     kind = module.position_embeddings_type
     if kind in ("relative", "relative_key"):
         return None
-    return "it has no position" if kind is None else f"its position ({kind}) has no N x N numbers as it is"
+    return "it has no position" if kind is None else f"its position ({kind}) already has no N x N numbers"
 
 
 _INTERFACE = {
     "wav2vec2_conformer": "Wav2Vec2ConformerSelfAttention",
     "seamless_m4t": "SeamlessM4TConformerSelfAttention",
 }
-_LOCAL = "it attends within chunks, in O(N) as it is"
+_LOCAL = "it attends within chunks, already in O(N)"
 
 KINDS = (
     PositionKind(
@@ -187,12 +187,12 @@ KINDS = (
             Refused(
                 "xlnet",
                 "XLNetRelativeAttention",
-                "its segments and its masks are N x N numbers that the model makes before any layer",
+                "its segments and its masks are N x N numbers that the model computes before its layers",
             ),
             Refused(
                 "funnel",
                 "FunnelRelMultiheadAttention",
-                "its token types and its class token are N x N numbers that the model makes before any layer",
+                "its token types and its class token are N x N numbers that the model computes before its layers",
             ),
             Refused("gemma3n", "Gemma3nAudioAttention", _LOCAL),
             Refused("gemma4", "Gemma4AudioAttention", _LOCAL),

@@ -311,7 +311,7 @@ KINDS = (
             Refused(
                 "dinat",
                 _transformers("dinat", "dinat", "NeighborhoodAttention"),
-                "it attends to neighbourhoods by the kernels of natten, in O(N) as it is",
+                "it attends to neighbourhoods with natten's kernels, already in O(N)",
             ),
         ),
     ),

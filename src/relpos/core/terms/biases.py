@@ -47,7 +47,7 @@ class LineBias(Term):
 
     def __post_init__(self) -> None:
         heads_first(self.values, "LineBias values", "L")
-        why = "Compute them with .float(); half precision cannot tell near biases apart."
+        why = "Compute them with .float(); half precision rounds close biases to one value."
         require_wide(self.values, "LineBias values", why)
         require_lines(self.lines, "LineBias")
         if self.values.shape[1] != self.lines.length:
@@ -61,7 +61,7 @@ class LineBias(Term):
         require_device(other.values, "two LineBias", self.values.device, "Move the mechanisms to one device.")
         heads = f"{self.values.shape[0]} and {other.values.shape[0]}"
         if len({self.values.shape[0], other.values.shape[0]} - {1}) > 1:
-            fail("LineBias for one number of heads", heads, "Build both mechanisms for the same query heads.")
+            fail("LineBias for equally many heads", heads, "Build both mechanisms for the same query heads.")
         return LineBias(self.values + other.values, self.lines)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -106,7 +106,7 @@ class LowRank(Term):
                 fail(f"{name} to be floating point", shape_of(x), "Convert it with .float().")
         if self.query.shape[-1] != self.key.shape[-1]:
             ranks = f"{self.query.shape[-1]} and {self.key.shape[-1]}"
-            fail("LowRank query and key of one rank", ranks, "Make R equal.")
+            fail("LowRank query and key of the same rank", ranks, "Make R equal.")
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         for field, x, other in (("query", self.query, q), ("key", self.key, k)):
@@ -237,5 +237,5 @@ class RowRule(Term):
         fits = isinstance(bias, Tensor) and bias.dim() == 4 and bias.shape[2] == n and bias.shape[3] == m
         if not fits or not broadcasts(bias.shape[0], batch) or not broadcasts(bias.shape[1], heads):
             wanted = f"a RowRule's rule to return [1 or {batch}, 1 or {heads}, {n}, {m}]"
-            fail(wanted, shape_of(bias), "Return one number for each of the rows and every key.")
+            fail(wanted, shape_of(bias), "Return one number per row and key.")
         return bias

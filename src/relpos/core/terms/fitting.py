@@ -13,7 +13,7 @@ def heads_first(x: Tensor, name: str, width: str) -> None:
     require_tensor(x, name, dims=width.count(",") + 2)
     if not x.is_floating_point():
         wanted = f"{name} to be floating point [heads, {width}]"
-        fail(wanted, shape_of(x), "Pass one row a query head, or a single row.")
+        fail(wanted, shape_of(x), "Pass one row per query head, or a single row.")
 
 
 def require_lines(x: object, name: str) -> None:
@@ -31,8 +31,8 @@ def check_device(x: Tensor | None, name: str, q: Tensor) -> None:
 def check_heads(x: Tensor, name: str, q: Tensor, axis: int = 0) -> None:
     """Raise unless an axis has one entry for each query head, or one for all."""
     if not broadcasts(x.shape[axis], q.shape[1]):
-        wanted = f"{name} for {q.shape[1]} query heads, or for 1 that all share"
-        fail(wanted, shape_of(x), "Build the mechanism with num_heads as many as q has.")
+        wanted = f"{name} for {q.shape[1]} query heads, or for 1 shared by all"
+        fail(wanted, shape_of(x), "Build the mechanism with the num_heads of q.")
 
 
 def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
@@ -40,10 +40,10 @@ def check_lines(lines: Lines, name: str, q: Tensor, k: Tensor) -> None:
     for tokens, line, x in (("queries", lines.query, q), ("keys", lines.key, k)):
         check_device(line, f"the lines of {name}", q)
         if line.shape[-1] != x.shape[2]:
-            remedy = "Build terms from the coordinates of these very tokens; a prefix counts too."
+            remedy = "Build the terms from the coordinates of these tokens, prefix included."
             fail(f"lines of {name} for {x.shape[2]} {tokens}", str(line.shape[-1]), remedy)
         if line.dim() == 2 and not broadcasts(line.shape[0], q.shape[0]):
-            fail(f"lines of {name} for a batch of {q.shape[0]}", shape_of(line), "Give one row, or one an element.")
+            fail(f"lines of {name} for a batch of {q.shape[0]}", shape_of(line), "Give one row, or one per element.")
 
 
 def check_shape(x: Tensor, name: str, wanted: tuple[tuple[int, ...], ...]) -> None:

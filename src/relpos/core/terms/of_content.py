@@ -79,7 +79,7 @@ class Rotation(Single):
                 wanted = f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has"
                 fail(wanted, shape_of(x), "Queries and keys rotate the same dimensions.")
         if self.key is None and self.key_magnitude is not None:
-            fail("no key magnitude where keys come rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+            fail("no key magnitude with keys already rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
         if self.width is not None:
             require_int(self.width, "Rotation width", at_least=1)
             turned = 2 * self.query.shape[3]

@@ -88,7 +88,7 @@ class LineVectors(Term):
                 fail(wanted, shape_of(self.index), "Give one row number for each entry of the line.")
         if self.bias is not None:
             if self.side == "value":
-                fail("no bias beside value vectors", shape_of(self.bias), "A bias meets queries or keys only.")
+                fail("no bias with value vectors", shape_of(self.bias), "A bias works with query or key vectors only.")
             heads_first(self.bias, "LineVectors bias", "D")
         if self.content is not None:
             self._check_content(self.content)
@@ -168,9 +168,9 @@ class AxisVectors(Term):
     def __post_init__(self) -> None:
         if not isinstance(self.vectors, tuple) or not isinstance(self.lines, tuple):
             came = f"{shape_of(self.vectors)} and {shape_of(self.lines)}"
-            fail("AxisVectors vectors and lines as tuples", came, "Give one of each an axis.")
+            fail("AxisVectors vectors and lines as tuples", came, "Give one of each per axis.")
         if len(self.vectors) != len(self.lines):
-            fail("as many vectors as lines", f"{len(self.vectors)} and {len(self.lines)}", "Give one of each an axis.")
+            fail("as many vectors as lines", f"{len(self.vectors)} and {len(self.lines)}", "Give one of each per axis.")
         for vectors, lines in zip(self.vectors, self.lines, strict=True):
             heads_first(vectors, "AxisVectors vectors", "R, D")
             require_lines(lines, "AxisVectors")

@@ -188,10 +188,10 @@ class DenseSDPA(Engine):
         "scores handed to PyTorch's scaled_dot_product_attention; any device; best for small windows, fixed biases"
     )
     ways = (
-        Way("vectors' products with each row, read by the pairs", _few_vectors, lambda call: _under_vectors),
-        Way("a bias that is read as a view, by its strides", _readable, _by_strides),
-        Way("a bias on lines, written out", _constant, lambda call: _under_constant),
-        Way("a learned bias on lines, as one node of autograd", _learned, lambda call: _under_learned),
+        Way("products with each row of vectors, looked up for all pairs", _few_vectors, lambda call: _under_vectors),
+        Way("a bias on lines, read as a strided view", _readable, _by_strides),
+        Way("a bias on lines, expanded to all pairs", _constant, lambda call: _under_constant),
+        Way("a learned bias on lines, in one autograd node", _learned, lambda call: _under_learned),
         Way("PyTorch's own kernel, without a tensor of pairs", _needs_no_mask_tensor, lambda call: _under_mask),
         Way("a mask of all pairs", lambda call: True, lambda call: _under_mask),
     )

@@ -145,7 +145,7 @@ def _compare(
         return math.inf, "NaN"
     infinite = exact.isinf()
     if not torch.equal(mine[infinite], exact[infinite]):
-        return math.inf, "not infinite where it should be"
+        return math.inf, "finite where it should be infinite"
     mine, exact, plain = mine[~infinite], exact[~infinite], plain[~infinite]
     sums = torch.finfo(torch.promote_types(dtypes[0], torch.float32)).eps
     unit = sums / torch.finfo(torch.float32).eps
@@ -161,7 +161,7 @@ def _compare(
     ):
         allowed = factor * unit * cost + units * rounding * size
         if not found <= allowed and (what == "largest" or mine.numel() >= _FEW):
-            return share, f"{what} error {found:.2g} where rounding explains {allowed:.2g}"
+            return share, f"{what} error {found:.2g}, but rounding explains only {allowed:.2g}"
     return share, None
 
 

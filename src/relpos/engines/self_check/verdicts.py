@@ -56,18 +56,18 @@ def fault(engine: Engine, reference: Engine, call: Call) -> Fault | None:
     """
     variant = variant_of(call)
     if variant is None:
-        return Fault("no check against the reference is known for its terms", lasts=True)
+        return Fault("its terms have no check against the reference", lasts=True)
     device = call.q.device
     key = (engine.name, device.type, device.index, *variant)
     if key in _agreed:
         return None
     if torch.compiler.is_compiling():
-        return Fault("it has not been checked on this device, or failed: call the same once outside of torch.compile")
+        return Fault("it is unchecked on this device, or failed its check: make this call once outside torch.compile")
     if key in _faults:
         return Fault(_faults[key], lasts=True)
     obstacle = _obstacle(call.q)
     if obstacle is not None:
-        words = f"it has not been checked on {device}, and nothing is run under {obstacle}: call the same once outside"
+        words = f"it is unchecked on {device}, and cannot be checked under {obstacle}: make this call once outside"
         return Fault(words)
     try:
         found = _check(engine, reference, variant, device)
@@ -82,7 +82,7 @@ def fault(engine: Engine, reference: Engine, call: Call) -> Fault | None:
     if _faults.setdefault(key, said) is said:  # no other thread has warned
         warnings.warn(
             f"backend {engine.name!r} failed its check against the reference on {device}: {found} ({variant.words()}). "
-            "backend='auto' passes it over in this process; `relpos check` prints more, to report.",
+            "backend='auto' skips it in this process; `relpos check` prints details for a report.",
             RuntimeWarning,
             stacklevel=5,  # whoever called attention
         )

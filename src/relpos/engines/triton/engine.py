@@ -72,7 +72,7 @@ _REFUSED_PARTS = {
 
 class Triton(Engine):
     name = "triton"
-    summary = "fused kernels for a line bias on GPU, with a gradient in a fixed order"
+    summary = "fused kernels for a line bias on GPU, with a deterministic gradient"
     serves_any_size = True
     served = (LineBias, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
@@ -82,10 +82,10 @@ class Triton(Engine):
         if q.device.type != "cuda" and not (_INSTALLED and limits.interpreting()):
             return f"a CUDA device (q is on {q.device.type})"
         if q.device.type == "cuda" and limits.shared_memory(q.device) < limits.LEAST:
-            return f"{limits.LEAST // 1024} KiB of shared memory for a program, which GPUs have from Ampere on"
+            return f"{limits.LEAST // 1024} KiB of shared memory per program, which GPUs have from Ampere on"
         large = max(q.shape[3], call.v.shape[3]) > 128 or q.dtype == torch.float64
         if q.device.type == "cuda" and large and limits.shared_memory(q.device) < limits.AMPLE:
-            return f"{limits.AMPLE // 1024} KiB of shared memory for a program, which wide heads and float64 take"
+            return f"{limits.AMPLE // 1024} KiB of shared memory per program, which wide heads and float64 need"
         if not _INSTALLED:
             return "Triton, which is not installed"
         if (unknown := self.unknown(call)) is not None:
@@ -101,7 +101,7 @@ class Triton(Engine):
         if any(term.of_queries for term in call.terms.of(Sinks)):
             return "Sinks of each query"
         if biases and call.scale == 0:
-            return "a scale of 0 beside a bias"
+            return "a scale of 0 with a bias"
         if len(biases) > 1:
             return "several line biases on different lines"
         if any(limits.lacks_order(term) for term in biases):

@@ -203,7 +203,7 @@ class Mechanism(SavesSettings, ConstructorRepr, Trainable, MayNeedStates):
         names = " + ".join(type(part).__name__ for part in self.parts()) or type(self).__name__
         raise ValueError(
             f"expected a growth rule of {names} (it has {known}); got {rule!r}. "
-            "A mechanism without one stays at the coordinates it was built for."
+            "A mechanism without rules works only at the coordinates it was built for."
         )
 
     def extend(self, length: int) -> Mechanism:

@@ -71,7 +71,7 @@ class OffsetBias(Mechanism):
         for name, coordinates in (("queries", queries), ("keys", keys)):
             if coordinates is not None and self.axes is not None and coordinates.axes != self.axes:
                 wanted = f"{name} with {self.axes} axes for {type(self).__name__}"
-                fail(wanted, repr(coordinates), "Give coordinates with as many axes, or use another mechanism.")
+                fail(wanted, repr(coordinates), "Give coordinates with that many axes, or use another mechanism.")
         return queries, keys
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:

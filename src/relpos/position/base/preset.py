@@ -127,7 +127,7 @@ def find(name: str, axes: int | None = None) -> Preset:
         name=joined,
         title=" + ".join(part.title for part in parts),
         build=sum_of(*names),
-        summary="A sum: each part adds what it knows. " + " ".join(part.summary for part in parts),
+        summary="A sum: each part adds its own terms. " + " ".join(part.summary for part in parts),
         source="; ".join(part.source for part in parts),
         token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
         family="sum",
@@ -199,7 +199,7 @@ def create_position(
     site = Site(num_heads, head_dim, embed_dim, queries, keys, causal, init_std, trainable)
     remedy = "Choose another: relpos list positions --long."
     if not preset.token_axes:
-        fail("a sum of positions that share a kind of tokens", repr(name), remedy)
+        fail("positions for the same number of axes in a sum", repr(name), remedy)
     if queries.axes not in preset.token_axes:
         axes = " or ".join(map(str, preset.token_axes))
         fail(f"tokens with {axes} {'axis' if axes == '1' else 'axes'} for {preset.name}", repr(queries), remedy)

@@ -168,9 +168,9 @@ def warn_without_settings(module: SavesSettings, name: str, load: object) -> Non
     whose = " ".join(filter(None, (type(module).__name__, name)))
     own = ", ".join(f"{one}={_text(value)}" for one, value in module._own_settings().items())
     warnings.warn(
-        f"the weights for {whose} do not say with which settings they were saved, as those of relpos from before it "
-        f"saved them and of other libraries do not; here they are {own}. Check these, here and in other layers, and "
-        "save the weights anew.",
+        f"the weights for {whose} do not record their settings, because another library or an older relpos saved "
+        f"them; here the settings are {own}. Check them, here and in other layers, and "
+        "save the weights again.",
         stacklevel=2,
     )
 
@@ -202,7 +202,7 @@ def encoded(settings: Settings) -> Tensor:
 def decoded(state: Any, name: str) -> Settings:
     """The settings of an entry of a state dict, whatever dtype it was cast to."""
     if not isinstance(state, Tensor):
-        fail(f"the settings of {name} as a tensor of bytes", shape_of(state), "Load a state dict of relpos as it is.")
+        fail(f"the settings of {name} as a tensor of bytes", shape_of(state), "Load a state dict of relpos unchanged.")
     try:
         whole = state.detach()
         whole = whole.round() if whole.is_floating_point() else whole  # a mean of several weights

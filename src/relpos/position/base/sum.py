@@ -35,8 +35,8 @@ class Sum(Mechanism):
     def parts(self) -> list[Mechanism]:
         for part in self.mechanisms:
             if not is_mechanism(part):
-                came, remedy = type(part).__name__, "What wraps a mechanism has to hand its terms on."
-                fail("each part of a sum to say terms(queries, keys)", came, remedy)
+                came, remedy = type(part).__name__, "A wrapper has to pass on the terms of its mechanism."
+                fail("each part of a sum to have terms(queries, keys)", came, remedy)
         return list(self.mechanisms)  # type: ignore[arg-type]  # mechanisms, or wrappers of some
 
     @property

@@ -42,10 +42,8 @@ def require_within(sizes: tuple[int, ...], queries: object, keys: object | None)
         if needed > size:
             texts = [f"low={one.low}, high={one.high}" for one in known]
             came = texts[0] if len(texts) == 1 else f"{texts[0]} of queries and {texts[1]} of keys"
-            remedy = 'Narrow low and high to what occurs, resize the table, or build it with beyond="clip".'
-            wanted = (
-                f"Positions whose low and high are at most {size - 1} apart on axis {axis}, as far as the table goes"
-            )
+            remedy = 'Narrow low and high to the range that occurs, resize the table, or build it with beyond="clip".'
+            wanted = f"Positions whose low and high are at most {size - 1} apart on axis {axis}, the table's reach"
             fail(wanted, f"{came}, which are {needed - 1} apart", remedy)
 
 

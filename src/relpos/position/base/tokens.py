@@ -21,8 +21,8 @@ def add_to_tokens(
     tokens = isinstance(x, Tensor) and is_dense(x) and x.is_floating_point() and x.dim() == 3
     if not tokens or tuple(x.shape[1:]) != wanted:
         shape = f"floating-point tokens of shape [B, {wanted[0]}, {wanted[1]}]"
-        fail(shape, shape_of(x), "Coordinates count the prefix too.")
+        fail(shape, shape_of(x), "Coordinates include the prefix.")
     require_device(x, "tokens", vectors.device, "Move the tokens or the mechanism with .to(device).")
     if not broadcasts(vectors.shape[0], x.shape[0]):
-        fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one an element.")
+        fail(f"coordinates for a batch of {x.shape[0]}", repr(coordinates), "Give one row, or one per element.")
     return x + vectors.to(x.dtype)
