@@ -122,5 +122,5 @@ def test_a_replaced_position_is_recorded_with_the_model(name: str, monkeypatch: 
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
     torch.testing.assert_close(family.called(model), wanted, rtol=1e-9, atol=1e-9)
     if "T5" in name or "timm" in name:
-        with pytest.raises(ValueError, match=r"one whose position was replaced\. Record it with torch\.export"):
+        with pytest.raises(ValueError, match=r"one whose position was replaced\. Export it with torch\.export"):
             torch.jit.script(model)

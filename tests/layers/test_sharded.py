@@ -23,4 +23,4 @@ def test_two_ranks_in_half_precision(tmp_path: pathlib.Path, loaded: Loaded) -> 
         for name, message in cast.items():
             assert "\n" not in message
             assert "float32 or float64; got" in message, name
-            assert "make the terms inside that block" in message, name
+            assert "compute the terms inside it" in message, name

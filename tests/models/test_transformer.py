@@ -127,7 +127,7 @@ def test_growth(build: Build, position: str | None, rules: tuple[str, ...], shar
         else ((10, 12), (6, 8), torch.randn(2, 1, 10, 12), (2, 5))
     )
     if rules != ("as is",):
-        remedy = rf"at most 9 tokens.*model\.grow\(length, rule\), by '{rules[0]}'" if build is text else "Resize"
+        remedy = rf"at most 9 tokens.*model\.grow\(length, rule\) with '{rules[0]}'" if build is text else "Resize"
         with pytest.raises(ValueError, match=remedy):
             model(larger)
     for rule in rules:

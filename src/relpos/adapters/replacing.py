@@ -86,8 +86,8 @@ def replace_position(
         >>> encoder = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         >>> print(relpos.replace_position(encoder, "alibi", coordinates=relpos.Sequence(64)))
         TransformerEncoder
-          off       nothing: it knew nothing of position itself
-          position  alibi, one a layer: 2 layers of the model itself, texts of at most 64 tokens
+          off       nothing: the model has no position of its own
+          position  alibi, one per layer: 2 layers of the model itself, texts of at most 64 tokens
     """
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
