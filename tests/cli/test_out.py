@@ -97,7 +97,7 @@ def test_a_disk_that_fills_up_while_a_model_is_saved(tmp_path: Path, monkeypatch
     fail_with(errno.ENOSPC, monkeypatch, after=3)
     assert re.fullmatch(
         r"expected [\d.]+ KiB free for out/model\.safetensors; got .* \(No space left on device\)\. Free some space\. "
-        r"What checkpoints hold is kept\.",
+        r"Checkpoints are kept\.",
         refused([*TRAIN, "out"], begun=True),
     )
     assert not list((tmp_path / "out").iterdir())
@@ -112,7 +112,7 @@ def test_a_disk_that_fills_up_while_it_compares(tmp_path: Path, monkeypatch: Pat
     monkeypatch.setattr("relpos.cli.bar_display.watching", working)
     assert re.fullmatch(
         r"expected 3 bytes free for out/results\.json; got .* \(No space left on device\)\. Free some space\. "
-        r"What was finished is kept; the same command continues from there\.",
+        r"Finished work is kept; the same command continues from there\.",
         refused("compare --quick --positions none --out out", begun=True),
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.json", "records"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -12,12 +13,13 @@ from torch import Tensor
 
 import relpos
 from covering import pairwise
-from relpos import LineBias, LineVectors, Mask, Rotation, Sequence, Sinks, Terms, lines
+from relpos import LineBias, LineVectors, LowRank, Mask, Rotation, Sequence, Sinks, Terms, lines
 from relpos.core import private
 from relpos.engines.streaming import engine as streaming
 from relpos.engines.streaming.cpu import by_products, cpu_kernel
 from relpos.engines.streaming.plan import planning
 from relpos.engines.streaming.terms import near, vector_term
+from relpos.engines.streaming.workspace import Buffer
 from relpos.testing import oracle
 from relpos.testing.engines import engines, lacking
 from relpos.testing.orders import in_orders
@@ -172,6 +174,32 @@ def test_beside_a_rotation(backend: str) -> None:
     assert_as_reference(
         backend, leaves, lambda rows, content, turn: ended(rows, content, 9, 9) + Rotation(turn, turn, "half")
     )
+
+
+def test_beside_a_term_of_the_dense_plan() -> None:
+    shapes = (*[(B, H, 9, D)] * 3, (H, EXTENT, WIDTH), (B, 1, 9, WIDTH), (H, 9, 2), (H, 9, 2))
+    leaves = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    assert_as_reference("streaming", leaves, lambda rows, content, *low: ended(rows, content, 9, 9) + LowRank(*low))
+
+
+@pytest.mark.usefixtures("small")
+def test_without_a_mask() -> None:
+    """Vectors end on both sides; what a buffer held for another tile is written over."""
+    leaves = [torch.randn(shape) for shape in (*[(B, H, 40, D)] * 3, (H, EXTENT, WIDTH), (B, H, 40, WIDTH))]
+    with mock.patch.object(Buffer, "skewed", side_effect=_dirty(Buffer.skewed), autospec=True):
+        assert_as_reference("streaming", leaves, lambda *x: ended(*x, 40, 40, -4), rtol=1e-4, atol=1e-4)
+
+
+def _dirty(skewed: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A buffer's tile with 7 everywhere, also around it, on its first use."""
+
+    def made(self: Buffer, *shape: int, **named: int) -> Tensor:
+        before, found = self.store.numel(), skewed(self, *shape, **named)
+        if self.store.numel() != before:
+            self.store.fill_(7.0)
+        return found
+
+    return made
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "streaming"])

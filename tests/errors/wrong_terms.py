@@ -263,7 +263,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: QueryScale(ones(1, 1, 6).half()),
          "QueryScale factor in float32 or float64; got ...(1, 1, 6)... float16. Half precision rounds ..."),
         (lambda: Terms(QueryScale(ones(1, 1, 6)), QueryScale(ones(1, 1, 6))),
-         "at most one QueryScale; got two. Compose mechanisms so that only one brings it."),
+         "at most one QueryScale; got two. Combine mechanisms so that only one has it."),
     ],
     "Sinks": [
         (lambda: Sinks(zeros(4).long()),

@@ -19,7 +19,20 @@ from torch.utils import _pytree as pytree
 
 from relpos.bench.check import first_line
 from relpos.bench.run import surroundings
-from relpos.core import Blocks, Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Sinks, Softcap, Term, Terms
+from relpos.core import (
+    Blocks,
+    Coordinates,
+    DenseBias,
+    Grid,
+    Mask,
+    Positions,
+    QueryScale,
+    Sequence,
+    Sinks,
+    Softcap,
+    Term,
+    Terms,
+)
 from relpos.core.checks import require_name
 from relpos.engines.api import difference, expected
 from relpos.engines.arguments import Arguments
@@ -113,6 +126,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
             mask=Mask.causal(),
         ),
         CallKind("sinks, soft cap", sinks, line),
+        CallKind("a factor of each query", lambda: QueryScale(torch.linspace(1, 2, n)[None, None]), line),
         CallKind("Shaw's vectors", lambda: ShawPosition(_WIDTH), line),
         CallKind("DeBERTa's vectors", lambda: DisentangledPosition(_HEADS, _WIDTH, 32), line),
         CallKind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
