@@ -84,7 +84,7 @@ class InklingBias(FromStates):
         self.init_std = init_std
         self.r_proj = nn.Linear(embed_dim, num_heads * width, bias=False)
         self.proj = nn.Parameter(torch.empty(width, extent))
-        for weight in (self.r_proj.weight, self.proj):
+        for weight in self.parameters():
             start_table(weight, init_std)
 
     @classmethod

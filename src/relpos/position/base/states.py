@@ -68,7 +68,7 @@ def terms_of(
 
 
 def terms_at_rest(part: Any, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-    """The terms of a mechanism, or of a sum, where every token has the same hidden state, 0 or an example of its own."""
+    """The terms of a mechanism, or of a sum, where every token has one and the same hidden state: 0, or its example."""
     if not needs_states(part):
         return terms_of(part, queries, keys)
     state = next(one._example_state() for one in part.parts() if needs_states(one))
