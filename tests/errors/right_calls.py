@@ -43,6 +43,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "Grid": {"rows": 1, "columns": 1, "prefix": 1},
     "GroupNorm": {"d_model": 8, "num_groups": 2},
     "ImageRelativePosition": {"num_heads": 2, "head_dim": 8},
+    "InklingBias": {"num_heads": 2, "embed_dim": 8},
     "Kerple": {"num_heads": 2},
     "KeyValueCache": {"depth": 1},
     "LanguageModel": TEXT,

@@ -81,6 +81,7 @@ LEAST: dict[str, dict[str, int]] = {
     "GatedMlp": {"in_features": 1, "hidden_features": 1},
     "Grid": {"prefix": 0},
     "ImageRelativePosition": {"num_heads": 1, "head_dim": 1},
+    "InklingBias": {"num_heads": 1, "embed_dim": 1, "width": 1, "extent": 1},
     "Kerple": {"num_heads": 1},
     "KeyValueCache": {"depth": 1},
     "LanguageModel": {"vocab_size": 1, "context": 1, "depth": 1, "num_heads": 1},
@@ -172,6 +173,7 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "FactoredBias": STD,
     "ForgetGate": {**STD, "init_bias": ("of at least 0", "0.0 is the published one.")},
     "ImageRelativePosition": {**STD, "ratio": ("above 0", "The authors use 1.9 for products and 20 for distances.")},
+    "InklingBias": STD,
     "LanguageModel": {**MODEL, "embed_scale": ("above 0", "Llama's is 1.")},
     "LanguageModel.generate": {
         "temperature": ("of at least 0", "0 takes the likeliest token."),

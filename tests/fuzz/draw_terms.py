@@ -48,7 +48,7 @@ class TermChoices(Chance):
             found.insert(chance.randint(0, len(found)), Part("QueryScale", "t9", options))
         lined = all(side.kind == "sequence" for side in call.sides)
         if lined and not self.few and chance.random() < 0.15:
-            found.append(Part("Mechanism", "t8", {"preset": "fox"}))
+            found.append(Part("Mechanism", "t8", {"preset": chance.choice(("fox", "inkling"))}))
         return tuple(found)
 
     def _term(self, call: Described, name: str, known: list[Part]) -> Part | None:

@@ -107,7 +107,7 @@ def test_weights_saved_with_other_settings_are_refused(here: str, saved: str, sa
     refuses(inside, {f"1.{key}": x for key, x in weights.items()}, rf"^expected weights of {name} 1 saved with")
 
 
-WITHOUT = ["clipped", "cope", "decomposed", "factored_2d", "fox", "learned", "none", "relative_1d", "shaw"]
+WITHOUT = ["clipped", "cope", "decomposed", "factored_2d", "fox", "inkling", "learned", "none", "relative_1d", "shaw"]
 """What parameters and their shapes tell."""
 
 

@@ -15,6 +15,7 @@ from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
 from relpos.position.fox import ForgetGate
+from relpos.position.inkling import InklingBias
 from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
 from relpos.position.learned import LearnedPositionEmbedding
@@ -49,6 +50,7 @@ __all__ = [
     "ForgetGate",
     "FromStates",
     "ImageRelativePosition",
+    "InklingBias",
     "Kerple",
     "LearnedPositionEmbedding",
     "LinearScaling",

@@ -47,6 +47,10 @@ class FromStates(Mechanism):
         """What keys with these states contribute, each by itself: r is `remembers`."""
         raise NotImplementedError(f"{type(self).__name__} remembers {self.remembers} numbers and defines none")
 
+    def _example_state(self) -> Float[Tensor, " E"]:
+        """The hidden state of every token in drawings: 0, where it says something without content."""
+        return torch.zeros(self.embed_dim, device=self.device)
+
     def from_states(
         self,
         queries: Coordinates,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -69,9 +68,9 @@ def terms_of(
 
 
 def terms_at_rest(part: Any, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
-    """The terms of a mechanism, or of a sum, where all hidden states are 0: what it says whatever the content is."""
+    """The terms of a mechanism, or of a sum, where every token has one and the same hidden state: 0, or its example."""
     if not needs_states(part):
         return terms_of(part, queries, keys)
-    width = next(one.embed_dim for one in part.parts() if needs_states(one))
-    own, others = (torch.zeros(1, side.count, width, device=part.device) for side in (queries, keys or queries))
+    state = next(one._example_state() for one in part.parts() if needs_states(one))
+    own, others = (state.expand(1, side.count, -1) for side in (queries, keys or queries))
     return terms_of(part, queries, keys, (own, others))

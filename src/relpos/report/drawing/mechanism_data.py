@@ -176,9 +176,9 @@ def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[S
 
 def _other(terms: Terms, view: View, name: str, *, of_states: bool) -> list[Strip]:
     """Terms that depend on queries and keys: what they add to the scores of one vector at every position. Terms that
-    are made from hidden states are shown with these 0, for keys that are not in the future."""
+    are made from hidden states are shown with one state at every token, for keys that are not in the future."""
     title = f"{name}: change of the score if one vector of length 1 is every query and key"
-    title += ", with hidden states 0" if of_states else ""
+    title += ", with one hidden state at every token" if of_states else ""
     causal = (of_states or bool(terms.of(RowRule))) and isinstance(
         view.tokens, Sequence
     )  # row rules count visible keys

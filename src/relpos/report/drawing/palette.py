@@ -36,7 +36,8 @@ MECHANISMS = (
      "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d", "fox"),
     ("rotary_2d", "rotary_1d", "xpos", "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear",
      "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal"),
-    ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed"),
+    ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed",
+     "inkling"),
     ("learned+relative_2d", "rotary_2d+relative_2d", "rotary_1d+t5"),
 )  # fmt: skip
 """The names by family; this order assigns the family's colours."""
