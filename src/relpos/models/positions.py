@@ -3,8 +3,9 @@
 A choice is a preset's name ("relative_2d"), several joined with "+" ("learned+relative_2d"), a function from a `Site`
 to a mechanism, or None. Names joined with "~", or a tuple of choices, are a schedule: layer i takes entry i modulo
 their number. A mechanism on tokens is applied once, from the first layer. A mechanism in attention is one for all
-layers (in a schedule, for all layers of its entry), or one per layer. One that is made from hidden states is always one per layer, and stands in the layer's
-attention, which hands it the states and is sharded, checkpointed and compiled with it.
+layers (in a schedule, for all layers of its entry), or one per layer. One that is made from hidden states is always one
+per layer, and stands in the layer's attention, which hands it the states and is sharded, checkpointed and compiled with
+it.
 """
 
 from __future__ import annotations

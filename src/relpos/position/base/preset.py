@@ -1,9 +1,9 @@
 """Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
 
 A module lists its mechanisms in `PRESETS`; there is no registry to edit. Names joined with `+` are sums:
-`learned+relative_2d`. Names joined with `~` are a schedule over layers: `rotary_1d~none`. A preset is found by its name (`relative_2d`), which may also be a module's (`none`, `learned`),
-or by an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them. Results and
-files have the name, never the alias.
+`learned+relative_2d`. Names joined with `~` are a schedule over layers: `rotary_1d~none`. A preset is found by its name
+(`relative_2d`), which may also be a module's (`none`, `learned`), or by an alias (`rope`). Presets of one module may
+share an alias: the axes of the tokens choose among them. Results and files have the name, never the alias.
 """
 
 from __future__ import annotations
