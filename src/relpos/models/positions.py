@@ -29,7 +29,7 @@ from relpos.position.rotary import site_length
 from relpos.position.scaling import RotaryScaling
 
 OneChoice = str | Callable[[Site], Mechanism] | None
-PositionChoice = OneChoice | tuple[OneChoice, ...]
+PositionChoice = OneChoice | tuple[OneChoice, ...] | list[OneChoice]
 """One choice for all layers, or a schedule over layers: names joined with "~", or a tuple of choices."""
 
 
