@@ -138,8 +138,8 @@ class CompareRequest(DataOptions, MachineOptions):
 
     positions: tuple[str, ...] | None = option(
         None,
-        "mechanisms, joined by commas; a+b is a sum (relpos list positions). standard: about a dozen well-known "
-        "ones; all: every one that suits the data",
+        "mechanisms, joined by commas; a+b is a sum, a~b alternates over layers (relpos list positions). standard: "
+        "about a dozen well-known ones; all: every one that suits the data",
         "NAMES",
         default_in_words="six, one of each well-known kind",
         read=read_names,
@@ -192,7 +192,7 @@ class CompareRequest(DataOptions, MachineOptions):
 class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
     """`relpos train`."""
 
-    position: str = option(help="a mechanism, or a sum a+b (relpos list positions)", metavar="NAME")
+    position: str = option(help="a mechanism, a sum a+b, or a~b over layers (relpos list positions)", metavar="NAME")
     out: str = option(help="folder for model.safetensors and config.json", metavar="DIR")
     seed: int = option(0, "seed of the initial weights and of the batches", "N", bounds=(0, _SEED_AT_MOST))
     steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")

@@ -55,6 +55,12 @@ def llama(**more: Any) -> Any:
     return _hf("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, **{**_TEXT, **more})
 
 
+def smollm3(**more: Any) -> Any:
+    torch.manual_seed(0)
+    more = {**_TEXT, "tie_word_embeddings": False, **more}
+    return _hf("SmolLM3ForCausalLM", "SmolLM3Config", num_key_value_heads=2, **more)
+
+
 def encoder(**more: Any) -> Any:
     torch.manual_seed(0)
     more = {"batch_first": True, "dropout": 0.0, "num_layers": 2, **more}

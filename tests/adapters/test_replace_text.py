@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from replaced_models import ALL, gpt2, llama, t5
+from replaced_models import ALL, gpt2, llama, smollm3, t5
 
 import relpos
 from models import padding, tokens
@@ -118,3 +118,17 @@ def test_what_a_replaced_position_has_not_is_one_line(build: Any, call: Any, lin
     relpos.replace_position(model, "sinusoidal_1d")
     with pytest.raises(ValueError, match=line):
         call(model)
+
+
+@torch.no_grad()
+def test_a_schedule_over_layers_is_that_of_smollm3() -> None:
+    """A Llama whose every fourth layer has no rotation is a SmolLM3, with its cache."""
+    settings = {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    wanted, model = smollm3(**settings), llama(**settings, tie_word_embeddings=False)
+    assert wanted.config.no_rope_layers == [1, 1, 1, 0, 1]
+    model.load_state_dict(wanted.state_dict())
+    report = relpos.replace_position(model, "rope~rope~rope~none")
+    assert report.position == "rotary_1d~rotary_1d~rotary_1d~none"
+    torch.testing.assert_close(model(IDS).logits, wanted(IDS).logits, rtol=1e-4, atol=1e-4)  # its angles are float32
+    how = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    assert torch.equal(model.generate(IDS, **how), wanted.generate(IDS, **how))

@@ -15,6 +15,7 @@ import pytest
 from damage import changed, cut_or_flipped, odd_files
 from relpos.cli import main
 from relpos.comparison import Comparison, ComparisonSettings, store
+from relpos.comparison.settings import Job
 from relpos.comparison.store import OtherSettingsError, Store, require_usable
 from relpos.data import find_task
 from relpos.files.writing import PART, WriteError
@@ -208,6 +209,18 @@ def test_records_with_anything_changed_are_refused(tmp_path: Path) -> None:
     for tree in (*trees, RECORD, [], None, {}):
         path.write_text(json.dumps(tree, separators=(",", ":")) + "\n", encoding="utf-8")
         refused(store, path)
+
+
+def test_a_schedule_names_its_file_and_goes_on(tmp_path: Path) -> None:
+    """Its name in a file has no `~`; a long one is cut, and stays its own."""
+    names = [Job(name, 0, "recipe", 1.0).id for name in ("rotary_1d~none", "t5~" * 90 + "none", "t5~" * 91 + "none")]
+    for number, name in enumerate(names):
+        Store(tmp_path, SETTINGS, HERE).add(name, number)
+    files = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert len(files) == 3
+    assert files[0] == "rotary_1d.none--recipe--seed0.json"
+    assert all(len(name) < 180 and name.endswith("--seed0.json") and "~" not in name for name in files)
+    assert [Store(tmp_path, SETTINGS, HERE).get(name) for name in names] == [0, 1, 2]
 
 
 def test_files_are_regular(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -247,4 +248,5 @@ def test_a_function_of_the_site() -> None:
         return Mechanism()
 
     small(position=build, context=5)
-    assert sites == [Site(num_heads=4, head_dim=4, embed_dim=16, queries=Sequence(5), causal=True, init_std=0.5)] * 2
+    site = Site(num_heads=4, head_dim=4, embed_dim=16, queries=Sequence(5), causal=True, init_std=0.5)
+    assert sites == [replace(site, layer=0), replace(site, layer=1)]

@@ -98,6 +98,15 @@ def test_the_command_asks_for_the_request(make: Any, changes: dict[str, Any]) ->
     assert asked.positions == ("none", "learned")
 
 
+def test_the_command_names_schedules_for_a_shell(make: Any) -> None:
+    """A shell would read a home folder of `~`."""
+    found = read(make(("none",)))
+    found = replace(found, settings=replace(found.settings, positions=["rotary_2d~none", "none"]))
+    line = command_line(found)
+    assert " --positions 'rotary_2d~none,none' " in line
+    assert parse(shlex.split(line)[1:]).request == replace(requested(found.settings), out="DIR")
+
+
 def test_citation_and_bibtex_name_the_version(make: Any) -> None:
     results = make(("none", "learned"))
     cited = citation(read(results))

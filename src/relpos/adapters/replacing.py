@@ -31,7 +31,7 @@ from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
-from relpos.models.positions import PositionChoice
+from relpos.models.positions import PositionChoice, canonical
 from relpos.position import find
 from relpos.position.base.wrapped import acts_on_tokens
 
@@ -64,12 +64,14 @@ def replace_position(
         model: changed in place; `relpos.restore` undoes it. A retrofit is undone first, and the report says so.
             `relpos.retrofit` may follow and leaves replaced modules as they are.
         position: a mechanism's name ("relative_2d"), several joined with "+", a function from a `relpos.Site` to a
-            mechanism, None for no position, or "own" to keep the model's.
+            mechanism, None for no position, or "own" to keep the model's. Names joined with "~", or a tuple of choices,
+            are a schedule over the layers of each stack: layer i takes entry i modulo their number. The model's own
+            masks (sliding windows) stay as they are.
         coordinates: of the tokens, for modules without any: `nn.MultiheadAttention`, `nn.TransformerEncoder`. For a
             text model, the longest text, if it differs from the model's configuration.
         causal: for the same modules, whether a query attends only to itself and earlier tokens. Masks stay arguments of
             calls.
-        shared: True for one mechanism for all layers of a stack, False for one per layer.
+        shared: True for one mechanism for all layers of a stack (in a schedule, of an entry), False for one per layer.
         trainable: False freezes the mechanisms' parameters, without a warning.
         init_std: standard deviation of initial learned positions. With 0, tables start at 0, and a model with trained
             weights first computes the same as without position.
@@ -138,13 +140,18 @@ def _layers_of(stack: Stack) -> str:
 
 
 def _name_of(position: PositionChoice, stacks: list[Stack]) -> str:
+    position = canonical(position, axes=stacks[0].site.queries.axes)
     if isinstance(position, str):
-        return find(position, stacks[0].site.queries.axes).name
-    return "none" if position is None else "a mechanism of your own"
+        return position
+    return (
+        "none" if position is None else f"{'mechanisms' if isinstance(position, tuple) else 'a mechanism'} of your own"
+    )
 
 
 def _require_axes(position: PositionChoice, stacks: list[Stack]) -> None:
     """Raise if a preset does not fit a model's axes."""
+    for entry in position if isinstance(position, tuple | list) else ():
+        _require_axes(entry, stacks)
     if not isinstance(position, str):
         return
     for stack in stacks:
@@ -191,8 +198,10 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
         x = weight.new_zeros(1, site.num_heads, count, site.head_dim)
         for number in range(len(positions)):
             LayerPosition(positions, number, site.queries).terms(count, count).check(x, x, x)
-        if is_growing(site.queries) and site.causal and count > 1:
-            first.terms(Sequence(1, start=count - 1), Sequence(count))
+        for one in (
+            positions.sums()[: positions.period] if is_growing(site.queries) and site.causal and count > 1 else ()
+        ):
+            one.terms(Sequence(1, start=count - 1), Sequence(count))
         LayerPosition(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
     return positions
 

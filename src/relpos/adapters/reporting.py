@@ -9,6 +9,7 @@ from relpos.adapters.common.kinds import replaced_classes
 from relpos.adapters.common.retrofitted import NEVER
 from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacements.frozen import PEFT
+from relpos.position.base.preset import SCHEDULE
 from relpos_command.visible import visible
 
 
@@ -120,7 +121,7 @@ class ReplacementReport:
         lines += [f"  off       {one.name}: {one.what}" for one in self.own]
         if not self.own:
             lines.append("  off       nothing: the model has no position of its own")
-        count = "one for all" if self.shared else "one per layer"
+        count = "one per layer" if not self.shared else "one per entry" if SCHEDULE in self.position else "one for all"
         lines += [f"  position  {self.position}, {count}: {layers}" for layers in self.layers]
         if self.learns and self.adapted:
             lines.append(f"  adapters  PEFT's came first and are saved without it: replace first, then adapt, {PEFT}")

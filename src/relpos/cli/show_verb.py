@@ -31,10 +31,13 @@ PAGE_ENDING = ".html"
 
 def require_names(request: ShowRequest) -> None:
     """Raise if a named mechanism does not exist."""
+    from relpos.core.checks import fail
     from relpos.position import find
 
-    if request.position is not None:
-        find(request.position)
+    if request.position is not None and (schedule := find(request.position).schedule):
+        names = list(dict.fromkeys(one.name for one in schedule))
+        remedy = f"Draw an entry of the schedule: {' or '.join(f'relpos show {name}' for name in names)}."
+        fail("one position to draw", repr(request.position), remedy)
 
 
 def run(request: ShowRequest) -> None:

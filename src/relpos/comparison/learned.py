@@ -61,6 +61,7 @@ def learned(model: Model) -> list[Learned]:
     Above `TOKENS` positions, similarities are left out: there is one number per pair.
     """
     grid, text = model.coordinates, isinstance(model, LanguageModel)
+    shared = model.shared_position and model.positions.period == 1  # else the first layer of its entry is named
     entries: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
         vectors = part.embed(torch.zeros(1, grid.count, model.block_config.dim, device=part.device), grid)
@@ -76,7 +77,7 @@ def learned(model: Model) -> list[Learned]:
             if needs_states(part):  # one number an offset would not say what it learned
                 continue
             for term in part.terms(grid).of(LineBias):
-                bias = _bias(term, "shared" if model.shared_position else layer, text=text)
+                bias = _bias(term, "shared" if shared else layer, text=text)
                 if bias is not None:
                     entries.append(bias)
     return entries

@@ -29,6 +29,17 @@ _HEAD_AT_MOST, _RECORD_AT_MOST = 16 * MIB, 1024 * MIB
 _SEALED = re.compile(rb'\{"sha256":"([0-9a-f]{64})","record":(.*)\}\n', re.DOTALL)
 _NAMED, _LETTERS = 8, 100
 """How many settings a message names, and how many letters of each it shows."""
+_NAME_AT_MOST = 160
+"""Letters of a file's name; a schedule may name many layers, and systems take 255 bytes."""
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file: without `~`, which shells and systems read in their own ways, and not too long."""
+    plain = name.replace("~", ".")
+    if len(plain) <= _NAME_AT_MOST:
+        return plain
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{plain[: _NAME_AT_MOST // 2]}-{digest}-{plain[-_NAME_AT_MOST // 4 :]}"
 
 
 class OtherSettingsError(ValueError):
@@ -140,7 +151,7 @@ class Store:
             )
 
     def _path(self, name: str) -> Path:
-        return self.folder / "records" / f"{name}.json"
+        return self.folder / "records" / f"{file_name(name)}.json"
 
     def has(self, name: str) -> bool:
         """Whether a piece of work is finished."""

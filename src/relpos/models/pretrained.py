@@ -142,8 +142,10 @@ def save_folder(
     """
     arguments = dict(model.arguments)
     position = arguments.pop("position")
-    if isinstance(position, dict) and "function" in position:
-        came = f"the function {position['function']}"
+    for one in position if isinstance(position, list) else [position]:
+        if not isinstance(one, dict) or "function" not in one:
+            continue
+        came = f"the function {one['function']}"
         remedy = "Save model.state_dict(), for a model built with that function; a preset or a RotaryChoice has a name."
         fail("a position by name to save", came, remedy)
     if card is None:

@@ -44,6 +44,8 @@ def as_arguments(plain: Mapping[str, Any]) -> ModelArguments:
     arguments = {name: _tuples(value) for name, value in plain.items()}
     if isinstance(position := arguments.get("position"), dict):
         arguments["position"] = _rotary(position)
+    elif isinstance(position, tuple):
+        arguments["position"] = tuple(_rotary(one) if isinstance(one, dict) else one for one in position)
     return arguments
 
 

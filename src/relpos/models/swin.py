@@ -38,6 +38,7 @@ from relpos.models.pretrained import PretrainedModel
 from relpos.patterns import join, partition
 from relpos.position import Mechanism, Site, Sum
 from relpos.position.base.device import settle
+from relpos.position.base.preset import SCHEDULE
 from relpos.position.base.sum import grow_part
 from relpos.position.base.tables import require_std
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, parts_of
@@ -102,6 +103,9 @@ class SwinTransformer(PretrainedModel):
         norm_eps: float | None = None,
     ) -> None:
         position = position if position == "own" else canonical(position, axes=2)
+        if isinstance(position, tuple | list) or (isinstance(position, str) and SCHEDULE in position):
+            remedy = "Name one; VisionTransformer takes a schedule."
+            fail("one position for all layers of SwinTransformer", f"the schedule {position!r}", remedy)
         config = SwinConfig(
             img_size=img_size,
             patch_size=patch_size,

@@ -63,7 +63,11 @@ class Transformer(PretrainedModel):
 
     def _of_blocks(self) -> list[Mechanism]:
         """The mechanisms that stand in the blocks."""
-        return [block.attn.position for block in self.blocks if block.attn.position is not None]  # type: ignore[union-attr,misc]
+        return [one for one in self._in_blocks() if one is not None]
+
+    def _in_blocks(self) -> list[Mechanism | None]:
+        """The same, with None for each block that has none."""
+        return [block.attn.position for block in self.blocks]  # type: ignore[union-attr,misc]
 
     @property
     def token_position(self) -> Sum:
@@ -72,9 +76,12 @@ class Transformer(PretrainedModel):
 
     @property
     def attention_position(self) -> list[Sum]:
-        """The mechanisms that act in attention, one sum per layer or one for all."""
-        found, own = self.positions.in_attention(), self._of_blocks()
-        return [Sum([one, other]) for one, other in zip(found * (len(own) // len(found)), own, strict=True)] or found
+        """The mechanisms that act in attention, one sum per layer, per entry of a shared schedule, or one for all."""
+        found = self.positions.in_attention()
+        if not self._of_blocks():
+            return found
+        both = [(found[layer % len(found)], own) for layer, own in enumerate(self._in_blocks())]
+        return [Sum(one for one in pair if one is not None) for pair in both]
 
     def position_parameters(self) -> list[nn.Parameter]:
         """The parameters that position mechanisms own."""
@@ -82,16 +89,16 @@ class Transformer(PretrainedModel):
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other coordinates, as in `Sum`."""
-        own = self._of_blocks()[:1]
-        return Sum([*self.positions.sums()[:1], *own]).growth if own else self.positions.growth()
+        own = [one for one in self._in_blocks()[: self.positions.period] if one is not None]
+        return Sum([*self.positions.entries(), *own]).growth if own else self.positions.growth()
 
     def _grow(self, coordinates: Coordinates, rule: str) -> None:
         """Take its mechanisms to other coordinates by one of the rules."""
-        own = self._of_blocks()
-        if not own:
+        own = self._in_blocks()
+        if not self._of_blocks():
             self.positions = self.positions.grown(coordinates, rule)
             return
-        grown = [grow_part(one, coordinates, rule) for one in own]
+        grown = [None if one is None else grow_part(one, coordinates, rule) for one in own]
         rules = self.positions.growth()
         self.positions = self.positions.grown(coordinates, rule if rule in rules else rules[0])
         for block, one in zip(self.blocks, grown, strict=True):

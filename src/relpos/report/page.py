@@ -111,8 +111,10 @@ def sourced(text: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """A mechanism's name with line breaks allowed after each plus."""
-    return Markup("+<wbr>").join(name.split("+"))
+    """A mechanism's name with line breaks allowed after each plus and tilde."""
+    return Markup("").join(
+        Markup("{}<wbr>").format(part) if part in "+~" else part for part in re.split("([+~])", name)
+    )
 
 
 def _by(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Named, ready-made mechanisms, gathered from the modules of `relpos.position`.
 
 A module lists its mechanisms in `PRESETS`; there is no registry to edit. Names joined with `+` are sums:
-`learned+relative_2d`. A preset is found by its name (`relative_2d`), which may also be a module's (`none`, `learned`),
-or by an alias (`rope`). Presets of one module may share an alias: the axes of the tokens choose among them. Results and
-files have the name, never the alias.
+`learned+relative_2d`. Names joined with `~` are a schedule over layers: `rotary_1d~none`. A preset is found by its name
+(`relative_2d`), which may also be a module's (`none`, `learned`), or by an alias (`rope`). Presets of one module may
+share an alias: the axes of the tokens choose among them. Results and files have the name, never the alias.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,9 @@ from relpos.core.checks import fail, require_int, require_name
 from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.site import Site
 
-Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum"]
+Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum", "other"]
+SCHEDULE = "~"
+"""Joins the entries of a schedule: layer i takes entry i modulo their number."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,12 @@ class Preset:
         summary: two sentences for someone who meets it first: what it is, what to expect.
         source: the paper and section.
         family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
-            scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum".
+            scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum",
+            "other" (a schedule).
         token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
         aliases: its other names.
         near: names of similar mechanisms, each with the difference, for the message to a person who types one.
+        schedule: the presets of its entries if it is a schedule over layers.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Preset:
     family: Family
     aliases: tuple[str, ...] = ()
     near: tuple[tuple[str, str], ...] = ()
+    schedule: tuple[Preset, ...] = ()
 
     def make(self, site: Site) -> Mechanism:
         """The mechanism for a site, frozen where the site says so."""
@@ -98,10 +103,11 @@ def sum_of(*names: str) -> Callable[[Site], Mechanism]:
 
 
 def find(name: str, axes: int | None = None) -> Preset:
-    """The preset of a name or an alias, or of several joined with `+`.
+    """The preset of a name or an alias, of a sum joined with `+`, or of a schedule over layers joined with `~`.
 
     Args:
-        name: as `relpos list positions` has them, or several joined with `+`.
+        name: as `relpos list positions` has them, or several joined with `+`, `~` or both: `a+b~c` is the sum in even
+            layers and `c` in odd ones.
         axes: of the tokens. It chooses where presets share an alias: "rope" is `rotary_2d` on a grid and `rotary_1d` on
             a sequence, and where it is None.
 
@@ -114,7 +120,11 @@ def find(name: str, axes: int | None = None) -> Preset:
     Examples:
         >>> relpos.position.find("learned+relative_2d").title
         'Hybrid: learned absolute + relative 2-D'
+        >>> [one.name for one in relpos.position.find("rope~rope~rope~none").schedule]
+        ['rotary_1d', 'rotary_1d', 'rotary_1d', 'none']
     """
+    if isinstance(name, str) and SCHEDULE in name:
+        return _schedule(name, axes)
     known = presets()
     if not isinstance(name, str) or "+" not in name or name in known:
         return _one(name, known, axes)
@@ -129,8 +139,39 @@ def find(name: str, axes: int | None = None) -> Preset:
         build=sum_of(*names),
         summary="A sum: each part adds its own terms. " + " ".join(part.summary for part in parts),
         source="; ".join(part.source for part in parts),
-        token_axes=tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts)))),
+        token_axes=_shared_axes(parts),
         family="sum",
+    )
+
+
+def _shared_axes(parts: Iterable[Preset]) -> tuple[int, ...]:
+    return tuple(sorted(set.intersection(*(set(part.token_axes) for part in parts))))
+
+
+def _schedule(name: str, axes: int | None) -> Preset:
+    """The preset of a schedule over layers."""
+    written = [entry.strip() for entry in name.split(SCHEDULE)]
+    if not all(written):
+        fail("a position in each entry of a schedule", repr(name), "Write none for a layer without a position.")
+    entries = tuple(find(entry, axes) for entry in written)
+    joined = SCHEDULE.join(entry.name for entry in entries)
+
+    def build(site: Site) -> Mechanism:
+        if site.layer is None:
+            fail("a layer for a schedule over layers", f"{joined!r} without one", "Pass layer=0 for the first.")
+        return entries[site.layer % len(entries)].make(site)
+
+    distinct = list({entry.name: entry for entry in entries}.values())
+    return Preset(
+        name=joined,
+        title=" ~ ".join(entry.title for entry in entries),
+        build=build,
+        summary="A schedule over layers: layer i has entry i modulo their number. "
+        + " ".join(entry.summary for entry in distinct),
+        source="; ".join(entry.source for entry in distinct),
+        token_axes=_shared_axes(entries),
+        family="other",
+        schedule=entries,
     )
 
 
@@ -164,11 +205,13 @@ def create_position(
     causal: bool = False,
     init_std: float = 0.02,
     trainable: bool = True,
+    layer: int | None = None,
 ) -> Mechanism:
     """Build a mechanism by name, as models with that `position` and the command do. Its repr is its constructor.
 
     Args:
-        name: of a preset, an alias, or several joined with `+`: `relpos list positions` has them.
+        name: of a preset, an alias, or several joined with `+`: `relpos list positions` has them. Names joined with `~`
+            are a schedule over layers.
         num_heads: query heads, H.
         head_dim: width of a head, D.
         queries: coordinates of the query tokens.
@@ -178,6 +221,7 @@ def create_position(
         init_std: standard deviation that learned tables start from. Models use 0.02; the command's recipes use 0.5
             on images and 0.1 on text.
         trainable: False for frozen parameters.
+        layer: the number of the layer, from 0; a schedule needs it.
 
     Returns:
         The mechanism.
@@ -196,10 +240,11 @@ def create_position(
         for size, what in ((num_heads, "num_heads"), (head_dim, "head_dim")):
             require_int(size, what, at_least=1)
         embed_dim = num_heads * head_dim
-    site = Site(num_heads, head_dim, embed_dim, queries, keys, causal, init_std, trainable)
+    site = Site(num_heads, head_dim, embed_dim, queries, keys, causal, init_std, trainable, layer)
     remedy = "Choose another: relpos list positions --long."
     if not preset.token_axes:
-        fail("positions for the same number of axes in a sum", repr(name), remedy)
+        what = "a schedule" if preset.schedule else "a sum"
+        fail(f"positions for the same number of axes in {what}", repr(name), remedy)
     if queries.axes not in preset.token_axes:
         axes = " or ".join(map(str, preset.token_axes))
         fail(f"tokens with {axes} {'axis' if axes == '1' else 'axes'} for {preset.name}", repr(queries), remedy)

@@ -22,6 +22,7 @@ class Site:
         causal: whether a query sees only what comes before it.
         init_std: standard deviation that learned tables start from.
         trainable: False for frozen parameters; `Preset.make` freezes them.
+        layer: number of the layer, from 0; None where one mechanism serves several layers.
 
     Raises:
         ValueError: an argument of another kind or out of its range.
@@ -40,6 +41,7 @@ class Site:
     causal: bool = False
     init_std: float = 0.02
     trainable: bool = True
+    layer: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_dim", "embed_dim"):
@@ -50,3 +52,5 @@ class Site:
         require_std(self.init_std)
         require_flag(self.causal, "Site causal")
         require_flag(self.trainable, "Site trainable")
+        if self.layer is not None:
+            require_int(self.layer, "Site layer", at_least=0)

@@ -53,13 +53,7 @@ class Sum(Mechanism):
     @property
     def growth(self) -> tuple[str, ...]:
         """The rules of all parts, in their order; none where a part has none."""
-        each = [growth_of(part) for part in self.parts()]
-        if not all(each):
-            return ()
-        rules = dict.fromkeys(rule for own in each for rule in own)
-        if not all(AS_IS in own for own in each):
-            rules.pop(AS_IS, None)
-        return tuple(rules) or (AS_IS,)
+        return growth_of_all(self.parts())
 
     def grow(self, queries: Coordinates, rule: str) -> Mechanism:
         if rule not in self.growth:
@@ -110,6 +104,17 @@ class Sum(Mechanism):
         for part in self.parts():
             x = part.embed(x, coordinates) if acts_on_tokens(part) else x
         return x
+
+
+def growth_of_all(parts: Iterable[Mechanism]) -> tuple[str, ...]:
+    """The rules by which mechanisms grow together, as `Sum.growth`."""
+    each = [growth_of(part) for part in parts]
+    if not all(each):
+        return ()
+    rules = dict.fromkeys(rule for own in each for rule in own)
+    if not all(AS_IS in own for own in each):
+        rules.pop(AS_IS, None)
+    return tuple(rules) or (AS_IS,)
 
 
 def grow_part(part: Mechanism, queries: Coordinates, rule: str) -> Mechanism:
