@@ -217,7 +217,8 @@ def test_a_schedule_names_its_file_and_goes_on(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         Store(tmp_path, SETTINGS, HERE).add(name, number)
     files = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert len(files) == 3 and files[0] == "rotary_1d.none--recipe--seed0.json"
+    assert len(files) == 3
+    assert files[0] == "rotary_1d.none--recipe--seed0.json"
     assert all(len(name) < 180 and name.endswith("--seed0.json") and "~" not in name for name in files)
     assert [Store(tmp_path, SETTINGS, HERE).get(name) for name in names] == [0, 1, 2]
 
