@@ -102,7 +102,7 @@ class SwinTransformer(PretrainedModel):
         norm_eps: float | None = None,
     ) -> None:
         position = position if position == "own" else canonical(position, axes=2)
-        if isinstance(position, tuple) or (isinstance(position, str) and SCHEDULE in position):
+        if isinstance(position, tuple | list) or (isinstance(position, str) and SCHEDULE in position):
             remedy = "Name one; VisionTransformer takes a schedule."
             fail("one position for all layers of SwinTransformer", f"the schedule {position!r}", remedy)
         config = SwinConfig(
