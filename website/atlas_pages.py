@@ -376,7 +376,7 @@ hide: [toc]
 # Atlas of positions
 
 {count} mechanisms, each on a page of its own: formula, picture, cost, behaviour as measured, pitfalls.
-Names joined with `+` are sums, of any of them.
+Names joined with `+` are sums, of any of them; names joined with `~` are a schedule over layers.
 
 <form class="filters">
 <label>kind <select id="atlas-kind"><option value="">all</option>{kinds}</select></label>

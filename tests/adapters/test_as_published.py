@@ -220,7 +220,7 @@ def test_an_implementation_that_is_set_later_stands_behind_relpos(monkeypatch: p
         if name == "eager":
             assert model(**inputs, output_attentions=True).encoder_attentions[0].shape == (2, 4, 9, 9)
     for name, line in (
-        ("flex_attention", r"relpos has changed; got flex_attention\. Call relpos\.restore"),
+        ("flex_attention", r"relpos has changed this model; got flex_attention\. Call relpos\.restore"),
         ("foo", "foo"),
     ):
         with pytest.raises(ValueError, match=line):
@@ -241,7 +241,7 @@ def test_an_implementation_that_is_set_later_does_not_take_a_replaced_position_a
     model.set_attn_implementation("eager")
     torch.testing.assert_close(model(tokens(1, 9)).logits, wanted)
     model.config._attn_implementation = "sdpa"
-    with pytest.raises(ValueError, match=r"selects relpos's attention; got sdpa\. Set it by model\.set_attn_impl"):
+    with pytest.raises(ValueError, match=r"selects relpos's attention; got sdpa\. Call set_attn_impl"):
         model(tokens(1, 9))
 
 

@@ -64,7 +64,7 @@ def test_swin_with_other_windows() -> None:
     model = swin()
     relpos.replace_position(model, "relative_2d")
     model.set_input_size((64, 48), window_size=(8, 6))
-    with pytest.raises(ValueError, match=r"expected 12 tokens, of Grid\(4, 3\); got 48"):
+    with pytest.raises(ValueError, match=r"expected 12 tokens, for Grid\(4, 3\); got 48"):
         model(images(1, (64, 48)).double())
 
 

@@ -61,8 +61,8 @@ def test_a_newcomer_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "swin, for images: relpos's Swin Transformer, its own position first" in told
-    assert "Default: relpos's vision Transformer, of a text its language model" in told
+    assert "swin, for images: relpos's Swin Transformer, first with its own position" in told
+    assert "Default: relpos's vision Transformer; for text its language model" in told
     root = Path(__file__).parents[2]
     for page in ("README.md", "docs/guides/compare.md", "docs/command.md"):
         assert "--model swin" in (root / page).read_text("utf-8"), page

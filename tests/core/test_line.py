@@ -195,7 +195,7 @@ def test_axis_lines(prefix: int) -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="axes"):
         lines(Sequence(4), Grid(2, 2))
-    with pytest.raises(ValueError, match="rotations only"):
+    with pytest.raises(ValueError, match="Only rotations"):
         lines(Positions(torch.tensor([0.5]), low=0, high=1))
 
 

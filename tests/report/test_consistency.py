@@ -116,7 +116,7 @@ def test_brackets_thousands_deep_are_one_line() -> None:
     for _ in range(100_000):
         deep = [deep]
     tree["settings"]["task_options"] = {"images": deep}
-    with pytest.raises(ResultsError, match="thousands deep"):
+    with pytest.raises(ResultsError, match="few nested brackets"):
         read(tree)
 
 

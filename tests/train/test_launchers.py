@@ -37,7 +37,7 @@ def test_what_several_processes_cannot_share() -> None:
         with pytest.raises(ValueError, match=re.escape(got)):
             parallelism.require_shares(recipe.optimizer, precision, world=2)
     for batch, accumulate, world, near in ((400, 3, 1, "399 or 402"), (32, 3, 2, "30 or 36"), (3, 2, 2, "4")):
-        with pytest.raises(ValueError, match=rf"{world} processes times {accumulate} .*; got {batch}\. .* of {near}\."):
+        with pytest.raises(ValueError, match=rf"{world} processes x {accumulate} .*; got {batch}\. .* of {near}\."):
             Parallelism(accumulate=accumulate).require_divides(batch, world)
 
 

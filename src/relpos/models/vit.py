@@ -51,9 +51,11 @@ class VisionTransformer(Transformer):
         proj_drop_rate: dropout in the blocks.
         attn_drop_rate: dropout of attention weights.
         position: absolute and relative positions, each on or off: a preset name, names joined with "+", a function from
-            a `Site`, or None.
-        shared_position: True for one mechanism for all layers, False for one per layer. A mechanism that acts on tokens
-            and in attention is then built per layer too, and only the first layer's acts on tokens.
+            a `Site`, or None. Names joined with "~", or a tuple of these, are a schedule: layer i has entry i modulo
+            their number.
+        shared_position: True for one mechanism for all layers (in a schedule, of an entry), False for one per layer. A
+            mechanism that acts on tokens and in attention is then built per layer too, and only the first layer's acts
+            on tokens.
         position_trainable: False freezes the mechanisms' parameters.
         position_init_std: initial standard deviation of learned positions.
         backend: an engine's name, or "auto".
