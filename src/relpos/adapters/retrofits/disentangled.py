@@ -288,11 +288,6 @@ KINDS = (
                 "queries meet a vector of each pair of boxes, N x N x D numbers that the model makes",
             ),
             Refused(
-                "inkling",
-                "InklingRelativeLogits",
-                "a projection of its own, and not the query, meets the vectors of the distance",
-            ),
-            Refused(
                 "cpmant",
                 "CpmAntSegmentPositionEmbedding",
                 "it is a bucket of the distance within a segment, and a pair of segments across",

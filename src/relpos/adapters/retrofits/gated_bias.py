@@ -130,18 +130,6 @@ KINDS = (
                 "ProphetNetNgramSelfAttention",
                 "its tokens make a bias of their own for each bucket, in streams that attend to one another",
             ),
-            *(
-                Refused(
-                    architecture,
-                    name,
-                    "its distances meet states of their own beside the queries, behind a causal mask and a cache",
-                )
-                for architecture, name in (
-                    ("inkling", "InklingAttention"),
-                    ("inkling2", "Inkling2SlidingAttention"),
-                    ("inkling2", "Inkling2FullAttention"),
-                )
-            ),
         ),
     ),
 )
