@@ -154,6 +154,21 @@ def inkling(part: str = "Model", **more: Any) -> nn.Module:
     return made
 
 
+def inkling2(part: str = "Model", **more: Any) -> nn.Module:
+    """Inkling 2's text model, with a linear layer in place of each layer's experts."""
+    library = imported("transformers.models.inkling2.modeling_inkling2")
+    own = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "unpadded_vocab_size": 99}
+    own |= {"num_hidden_layers": 3, "layer_types": ["hybrid_sliding", "hybrid", "hybrid"], "use_cache": False}
+    settings = {**_INKLING, **own, "n_layers_per_attn_res_block": 2, "qk_l2_clip_threshold": 1.0, **more}
+    for name in ("mlp_layer_types", "intermediate_size"):
+        del settings[name]
+    config = library.Inkling2TextConfig(**settings, rel_l2_clip_threshold=0.5)
+    model: nn.Module = getattr(library, ("Inkling2Text" if part == "Model" else "Inkling2") + part)(config)
+    for layer in model.get_submodule("layers" if part == "Model" else "model.layers").children():
+        layer.mlp = nn.Linear(32, 32)
+    return model
+
+
 # Boxes
 
 
@@ -233,6 +248,7 @@ MODELS = [
         LOGITS,
         ALIKE,
     ),
+    Model("inkling2", inkling2, text, at_real, 1e-6, LOGITS),
     Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
     Model(
         "layoutlmv3, text alone",

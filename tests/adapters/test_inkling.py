@@ -1,4 +1,4 @@
-"""Inkling, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
+"""Inkling and Inkling 2, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_text import inkling
+from models_text import inkling, inkling2
 
 import relpos
 from models import at_tokens, models, padding, tokens
@@ -15,12 +15,13 @@ from relpos.adapters.common import retrofitted
 from relpos.adapters.common.libraries import imported
 
 WINDOW = 7
+BUILT = {"inkling": inkling, "inkling2": inkling2}
 
 
-@pytest.fixture
-def pair() -> tuple[Any, Any]:
+@pytest.fixture(params=BUILT)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A model as published, and retrofitted."""
-    published = models()["inkling"].made(torch.float32)
+    published = models()[request.param].made(torch.float32)
     own = copy.deepcopy(published)
     relpos.retrofit(own, border=0, verify=False)
     return published, own
@@ -40,16 +41,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "implementation"), [("inkling", "sdpa"), ("inkling", "eager"), ("inkling2", "eager")])
 @pytest.mark.parametrize("border", [0, 1000])
-def test_padding_at_the_left(implementation: str, border: int, calls: list[tuple[int, int]]) -> None:
+def test_padding_at_the_left(name: str, implementation: str, border: int, calls: list[tuple[int, int]]) -> None:
     """Below the border the published layers get the mask of their window."""
     inputs = {"input_ids": tokens(3, 21), "attention_mask": padding(3, 21, left=True)}
-    model = inkling(attn_implementation=implementation).eval()
+    torch.manual_seed(0)
+    model = BUILT[name](attn_implementation=implementation).eval()
     published = at_tokens(model(**inputs)[0].detach(), inputs["attention_mask"])
     relpos.retrofit(model, border=border, verify=False)
     own = at_tokens(model(**inputs)[0].detach(), inputs["attention_mask"])
-    assert calls == ([(21, 21)] * 2 if border == 0 else [])
+    assert calls == ([(21, 21)] * len(model.layers) if border == 0 else [])  # type: ignore[arg-type]
     assert torch.allclose(own, published, rtol=0, atol=(0 if border else 2e-5) * float(published.abs().max()))
 
 
@@ -72,14 +74,17 @@ def test_a_cache_goes_on_with_several_tokens_and_with_one(
             parts.append(one(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True, **more)[0].detach())
         results.append(torch.cat(parts, 1)[:, 6:])
     published, own = results
-    assert calls == [(12, 12)] * 2 + [(6, 6 + WINDOW - 1 if of_windows else 18), (6, 18)]
+    full = len(pair[1].layers) - 1
+    first = [(12, 12)] * (1 + full)
+    assert calls == [*first, (6, 6 + WINDOW - 1 if of_windows else 18), *[(6, 18)] * full]
     assert torch.allclose(own, published, rtol=0, atol=2e-5 * float(published.abs().max()))
 
 
+@pytest.mark.parametrize("name", BUILT)
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_generation(how: dict[str, Any]) -> None:
+def test_generation(name: str, how: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model: Any = inkling("ForCausalLM", use_cache=True).eval()
+    model: Any = BUILT[name]("ForCausalLM", use_cache=True).eval()
     inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
     how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **how}
     published = model.generate(**inputs, **how)

@@ -5,8 +5,11 @@ of the distance.
 
 tau, in full layers alone, grows with the logarithm of the position. The published bias is N x M numbers a head. Here r
 and q are multiplied by tau, in float32 as published, and r meets each vector once. Sliding layers apply their window
-themselves, so that the mask is one number per key for them, too. Projections, norms and short convolutions run as
-they are.
+themselves, so that the mask is one number per key for them, too. Projections, norms, clips and short convolutions run
+as they are.
+
+Inkling 2 scales by 1/sqrt(D), has a sink of each token and head beside the keys, reads tau's positions from
+`position_ids` and rounds r after tau. Its full layers project keys and values from states of their own.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import torch
 from torch import Tensor
 
 from relpos.adapters.common.interface import implementation, mask_of, published_mask
-from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified, class_path
+from relpos.adapters.common.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.adapters.retrofits.transformer_xl import by_head
-from relpos.core import Lines, Sequence, Terms, at_least_float32, lines
+from relpos.core import Lines, Sequence, Sinks, Terms, at_least_float32, lines
 from relpos.position.inkling import distance_curves
 
 
@@ -44,21 +47,25 @@ class RelativeLogitsAttention(Retrofitted):
         own, causal = implementation(self.config), _is_causal(self)
         return published_mask(own, mask, hidden_states[:, None], keys, causal=causal, window=self.sliding_window)
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, relative: Tensor, mask: Tensor | None) -> Tensor:
+    def attended(
+        self, q: Tensor, k: Tensor, v: Tensor, relative: Tensor, mask: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
         """The heads' outputs side by side, `[B, N, H D]`.
 
         Args:
             relative: r, `[B, H, N, w]`.
             mask: `[B, M]`, or None.
+            sinks: `[B, H, N]`.
         """
         queries, keys = q.shape[2], k.shape[2]
         logits: Any = self.rel_logits_proj
-        position = distance_curves(relative, logits.proj[:, : logits.rel_extent], self.line(queries, keys, q.device))
+        line = self.line(queries, keys, q.device)
+        position = Terms(distance_curves(relative, logits.proj[:, : logits.rel_extent], line))
         out = self.attend(
             q,
             k,
             v,
-            position=Terms(position),
+            position=position if sinks is None else position + Sinks(sinks),
             mask=mask_of(mask, queries, keys, causal=True, window=self.sliding_window),
             scale=self.scaling,
             dropout=self.attention_dropout if self.training else 0.0,
@@ -110,6 +117,85 @@ class InklingAttention(RelativeLogitsAttention):
         return module.o_proj(self.attended(q, k, v, relative, attention_mask)), None
 
 
+class Inkling2Attention(RelativeLogitsAttention):
+    """What the two attention classes of Inkling 2 share."""
+
+    def computed(
+        self, hidden_states: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, cache: Any, tau: Tensor | None
+    ) -> Any:
+        """`(output, None)`.
+
+        Args:
+            hidden_states: what q, r, gates and sinks are projected from.
+            key: projected and convolved, `[B, M, G D]`; so is `value`.
+            mask: `[B, M]`, or None.
+            cache: or None.
+            tau: `[1 or B, N, 1, 1]`, or None.
+        """
+        module: Any = self
+        q = module.q_l2_clip(module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim)))
+        relative = module.rel_l2_clip(module.r_proj(hidden_states).unflatten(-1, (module.num_heads, -1)))
+        if tau is not None:
+            q, relative = ((x.float() * tau).to(x.dtype) for x in (q, relative))
+        k = module.k_l2_clip(key.unflatten(-1, (-1, module.head_dim))).transpose(1, 2)
+        v = value.unflatten(-1, (-1, module.head_dim))
+        v = module.v_norm(v.float()).to(v.dtype).transpose(1, 2)
+        gate, sinks = module.gate_proj(hidden_states), module.sink_proj(hidden_states).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.update(k, v, module.layer_idx)
+        out = self.attended(q.transpose(1, 2), k, v, relative.transpose(1, 2), mask, sinks)
+        return module.o_proj((out.float() * torch.sigmoid(gate.float())).to(out.dtype)), None
+
+
+class Inkling2SlidingAttention(Inkling2Attention):
+    """The attention of Inkling 2's sliding layers."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        conv_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`(output, None)`. As published if the call is too short, has its own mask or weights are requested."""
+        if self.of_tokens(attention_mask, hidden_states.shape[1], past_key_values) is None:
+            attention_mask = self.as_published(attention_mask, hidden_states, past_key_values)
+            return super().forward(hidden_states, attention_mask, conv_mask, past_key_values, **kwargs)
+        module: Any = self
+        convolved = {"past_key_values": past_key_values, "conv_mask": conv_mask}
+        key = module.k_sconv(module.k_proj(hidden_states), **convolved)
+        value = module.v_sconv(module.v_proj(hidden_states), **convolved)
+        return self.computed(hidden_states, key, value, attention_mask, past_key_values, None)
+
+
+class Inkling2FullAttention(Inkling2Attention):
+    """The attention of Inkling 2's full layers."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_hidden_states: Tensor,
+        value_hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        conv_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`(output, None)`. As published if the call is too short, has its own mask or weights are requested."""
+        if self.of_tokens(attention_mask, hidden_states.shape[1], past_key_values) is None:
+            attention_mask = self.as_published(attention_mask, hidden_states, past_key_values)
+            states = hidden_states, key_hidden_states, value_hidden_states
+            return super().forward(*states, attention_mask, conv_mask, past_key_values, **kwargs)
+        module: Any = self
+        convolved = {"past_key_values": past_key_values, "conv_mask": conv_mask}
+        key = module.k_sconv(module.k_proj(key_hidden_states), key_hidden_states, **convolved)
+        value = module.v_sconv(module.v_proj(value_hidden_states), value_hidden_states, **convolved)
+        config = module.config
+        tau = _log_scaling(kwargs["position_ids"] + 1, config.log_scaling_n_floor, config.log_scaling_alpha)
+        return self.computed(hidden_states, key, value, attention_mask, past_key_values, tau[..., None, None])
+
+
 def _log_scaling(order: Tensor, floor: int, alpha: float) -> Tensor:
     """tau of tokens counted from 1, as published: in float32."""
     tau: Tensor = 1.0 + alpha * torch.log((order.float() / floor).clamp(min=1.0))
@@ -156,17 +242,30 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(x, **_masks(module, draws, x))[0],)
 
 
+def _run_full(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+    """A full layer of Inkling 2, with other states for keys and values, and positions of their own."""
+    states = [draws.normal(draws.batch, draws.tokens, module.config.hidden_size) for _ in range(3)]
+    rows, order = torch.arange(draws.batch), torch.arange(draws.tokens)
+    position_ids = (order + 3 * rows[:, None]).to(draws.device)
+    return (module(*states, **_masks(module, draws, states[0]), position_ids=position_ids)[0],)
+
+
 _MASKING = "transformers.masking_utils."
-_READS = tuple(
-    _MASKING + name
-    for name in (
-        "create_sliding_window_causal_mask",
-        "sliding_window_causal_mask_function",
-        "sliding_window_overlay",
-        "create_recurrent_attention_mask",
-    )
+_WINDOWS = (
+    "create_sliding_window_causal_mask",
+    "sliding_window_causal_mask_function",
+    "sliding_window_overlay",
+    "create_recurrent_attention_mask",
 )
+
+
+def _reads(architecture: str, prefix: str) -> tuple[str, ...]:
+    own = (class_path(architecture, prefix + name) for name in ("RelativeLogits", "TextModel"))
+    return ("forward", *own, *(_MASKING + name for name in _WINDOWS))
+
+
 _INKLING = class_path("inkling", "InklingAttention")
+_SLIDING, _FULL = (class_path("inkling2", f"Inkling2{kind}Attention") for kind in ("Sliding", "Full"))
 
 KINDS = (
     PositionKind(
@@ -174,26 +273,13 @@ KINDS = (
         library="transformers",
         switches=True,
         replaced=(
-            Replaced(
-                "inkling",
-                _INKLING,
-                InklingAttention,
-                reads=(
-                    "forward",
-                    class_path("inkling", "InklingRelativeLogits"),
-                    class_path("inkling", "InklingTextModel"),
-                    *_READS,
-                ),
-            ),
+            Replaced("inkling", _INKLING, InklingAttention, reads=_reads("inkling", "Inkling")),
+            Replaced("inkling2", _SLIDING, Inkling2SlidingAttention, reads=_reads("inkling2", "Inkling2")),
+            Replaced("inkling2", _FULL, Inkling2FullAttention, reads=_reads("inkling2", "Inkling2")),
         ),
-        verified=(Verified(_INKLING, _run, tables=("rel_logits_proj.proj",)),),
-        refused=tuple(
-            Refused(
-                "inkling2",
-                name,
-                "its distances meet states of their own beside the queries, behind sinks of each token",
-            )
-            for name in ("Inkling2SlidingAttention", "Inkling2FullAttention")
+        verified=tuple(
+            Verified(path, run, tables=("rel_logits_proj.proj", "l2_clip.scale", "static_weight"))
+            for path, run in ((_INKLING, _run), (_SLIDING, _run), (_FULL, _run_full))
         ),
     ),
 )
