@@ -152,6 +152,30 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (160_000, 320_000, 640_000),  # samples; the model attends among one of 320
     ),
+    **{
+        f"inkling, 1024 wide, {name}": (
+            functools.partial(
+                _transformers,
+                "InklingTextConfig",
+                "InklingTextModel",
+                vocab_size=1000,
+                hidden_size=1024,
+                num_hidden_layers=1,
+                layer_types=[kind],
+                num_attention_heads=16,
+                num_key_value_heads=4,
+                head_dim=64,
+                swa_num_attention_heads=16,
+                swa_num_key_value_heads=4,
+                swa_head_dim=64,
+                mlp_layer_types=["dense"],
+                intermediate_size=1024,
+                use_cache=False,
+            ),
+            (512, 1024, 2048),
+        )
+        for name, kind in (("full", "hybrid"), ("sliding", "hybrid_sliding"))
+    },
     "layoutlmv3-base, dropout 0.1": (
         lambda: _transformers(
             "LayoutLMv3Config",

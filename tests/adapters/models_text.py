@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models import SMALL, Model, at_real, at_tokens, hf, padding, tokens
+from relpos.adapters.common.libraries import imported
 
 ALIKE = frozenset({"alike"})
 
@@ -132,6 +133,42 @@ def _decoder(name: str, build: Any, inputs: Any = text, tags: frozenset[str] = A
 LINEAR = frozenset({"no off by one"})  # every key of a query is as much further, which a softmax does not see
 
 
+# Relative logits
+
+LOGITS = ("rel_logits_proj.proj",)
+_INKLING = {
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hybrid"],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 6,
+    "swa_num_key_value_heads": 2, "swa_head_dim": 4, "sliding_window_size": 7, "d_rel": 3, "rel_extent": 9,
+    "log_scaling_n_floor": 5, "log_scaling_alpha": 0.7, "mlp_layer_types": ["dense", "dense"], "intermediate_size": 48,
+    "conv_kernel_size": 3, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def inkling(part: str = "Model", **more: Any) -> nn.Module:
+    """Inkling's text model; `part` "ForCausalLM" for the whole one."""
+    prefix = "InklingText" if part == "Model" else "Inkling"
+    library = imported("transformers.models.inkling.modeling_inkling")
+    config = library.InklingTextConfig(**_INKLING | {"use_cache": False} | more)
+    made: nn.Module = getattr(library, prefix + part)(config)
+    return made
+
+
+def inkling2(part: str = "Model", **more: Any) -> nn.Module:
+    """Inkling 2's text model, with a linear layer in place of each layer's experts."""
+    library = imported("transformers.models.inkling2.modeling_inkling2")
+    own = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "unpadded_vocab_size": 99}
+    own |= {"num_hidden_layers": 3, "layer_types": ["hybrid_sliding", "hybrid", "hybrid"], "use_cache": False}
+    settings = {**_INKLING, **own, "n_layers_per_attn_res_block": 2, "qk_l2_clip_threshold": 1.0, **more}
+    for name in ("mlp_layer_types", "intermediate_size"):
+        del settings[name]
+    config = library.Inkling2TextConfig(**settings, rel_l2_clip_threshold=0.5)
+    model: nn.Module = getattr(library, ("Inkling2Text" if part == "Model" else "Inkling2") + part)(config)
+    for layer in model.get_submodule("layers" if part == "Model" else "model.layers").children():
+        layer.mlp = nn.Linear(32, 32)
+    return model
+
+
 # Boxes
 
 
@@ -200,6 +237,18 @@ MODELS = [
     _decoder("falcon, eager", lambda: falcon(attn_implementation="eager")),
     _decoder("falcon, keys shared", lambda: falcon(multi_query=True, parallel_attn=True)),
     _decoder("falcon, new", lambda: falcon(new_decoder_architecture=True, parallel_attn=True, num_kv_heads=2)),
+    # its norms and convolutions are computed in float32
+    Model("inkling", inkling, text, at_real, 1e-6, LOGITS),
+    Model(
+        "inkling, eager",
+        lambda: inkling(attn_implementation="eager", log_scaling_n_floor=None),
+        text,
+        at_real,
+        1e-6,
+        LOGITS,
+        ALIKE,
+    ),
+    Model("inkling2", inkling2, text, at_real, 1e-6, LOGITS),
     Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
     Model(
         "layoutlmv3, text alone",

@@ -280,7 +280,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "hf nothing": ({"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
     "timm": ({"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
     "word": ({"model": "swim"}, r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'"),
-    "depth": ({"model": own_model.build, "recipe": {"depth": 1}}, r"training settings with your own model; got depth, a setting of"),
+    "depth": (
+        {"model": own_model.build, "recipe": {"depth": 1}},
+        r"training settings with your own model; got depth, a setting of",
+    ),
     "own": ({"positions": ["own"]}, r"expected a position mechanism.* got 'own'|got 'own'"),
     "gone": ({"data": "no/such"}, r"expected data as a folder .*; got no/such, which does not exist\. Name one"),
     "two": ({"data": WAVES[:2]}, r"expected data as three datasets: train, validation, test; got 2\."),
@@ -313,7 +316,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         r"expected evaluate\(model, split\) to return a figure; got ZeroDivisionError: division by zero for the pos",
     ),
     "better": ({"evaluate": own_model.evaluate}, r"expected better='higher' or 'lower' with evaluate; got none"),
-    "what": ({"what": "norm", "model": own_model.build}, r"expected what='position' with your own model, .*; got 'norm'"),
+    "what": (
+        {"what": "norm", "model": own_model.build},
+        r"expected what='position' with your own model, .*; got 'norm'",
+    ),
     "field": ({"recipe": {"weigth_decay": 1}}, r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean"),
     "bool": ({"recipe": {"shared_position": 3}}, r"the recipe's shared_position to be True or False; got int 3"),
     "name": ({"recipe": {"norm": 3}}, r"expected the recipe's norm as a name; got int 3"),

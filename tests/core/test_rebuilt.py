@@ -99,7 +99,9 @@ def test_masks() -> None:
     ids=["bias", "rotation", "one term", "positions"],
 )
 def test_what_a_sharded_block_casts_says_where_to_make_it(made: Any) -> None:
-    with pytest.raises(ValueError, match=r"^expected .* float32 or float64; got .*bfloat16.*compute the terms inside it") as said:
+    with pytest.raises(
+        ValueError, match=r"^expected .* float32 or float64; got .*bfloat16.*compute the terms inside it"
+    ) as said:
         rebuilt(made, to_half)
     assert "\n" not in str(said.value)
 

@@ -144,9 +144,7 @@ class ComparisonSettings:
         if steps is None and request.quick:
             steps = changes.get("steps", QUICK_STEPS_ON_TEXT if task.kind == "text" else QUICK_STEPS)
         for name in changes.keys() & OF_THE_MODEL if procedure.build is not None else ():
-            fail(
-                "training settings with your own model", f"{name}, a setting of relpos's models", f"Leave {name} out."
-            )
+            fail("training settings with your own model", f"{name}, a setting of relpos's models", f"Leave {name} out.")
         used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
         if procedure.measures and used.optimizer.startswith("sophia"):
             fail("adamw or lion, with your own step or evaluate", used.optimizer, "Choose one of them.")

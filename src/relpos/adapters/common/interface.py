@@ -63,6 +63,10 @@ READS = (
 `eager_attention_forward` of a model's file."""
 
 
+OWN_WINDOWS = ("inkling_text", "inkling2_text")
+"""Model types whose layers apply their window themselves: a mask of causality and window is one of tokens for them."""
+
+
 _SWITCHED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The switched configurations of live models, by id; a copy does not count."""
 
@@ -132,10 +136,12 @@ def _mask(
         causal_mask_function,
     )
 
-    plain = not recorded() and mask_function in (causal_mask_function, bidirectional_mask_function)
+    windowed = more.get("local_size") is not None and bool(more.get("allow_is_causal_skip"))
+    windowed = windowed and getattr(more.get("config"), "model_type", None) in OWN_WINDOWS
+    plain = not recorded() and (windowed or mask_function in (causal_mask_function, bidirectional_mask_function))
     plain = plain and (attention_mask is None or attention_mask.dim() == 2)  # other shapes come from the caller
     at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
-    if not plain or (mask_function is causal_mask_function and not at_end):
+    if not plain or (mask_function is not bidirectional_mask_function and not at_end):
         published: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own](
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **more
         )
@@ -232,18 +238,24 @@ def _published(own: str, module: nn.Module) -> Any:
     )
 
 
-def published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, *, causal: bool = False) -> Tensor | None:
-    """Our mask in the form that the published "sdpa" or "eager" function takes; others pass through."""
+def published_mask(
+    own: str, mask: Tensor | None, query: Tensor, keys: int, *, causal: bool = False, window: int | None = None
+) -> Tensor | None:
+    """Our mask in the form that the published "sdpa" or "eager" function takes; others pass through.
+
+    Beside `causal`, a query sees itself and the `window - 1` tokens before it.
+    """
     queries = query.shape[2]
-    hides_future = causal and queries > 1
+    hides_future, hides_past = causal and queries > 1, causal and window is not None and keys > window
     if mask is not None and mask.dim() != 2:
         return mask
-    if mask is None and (not hides_future or (own == "sdpa" and queries == keys)):
+    if mask is None and not hides_past and (not hides_future or (own == "sdpa" and queries == keys)):
         return None  # sdpa applies causality itself, but aligns fewer queries with the first keys
     allowed = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=query.device) if mask is None else mask[:, None, None]
-    if hides_future:
+    if hides_future or hides_past:
         order = torch.arange(keys, device=query.device)
-        allowed = allowed & (order <= order[keys - queries :, None])
+        distance = order[keys - queries :, None] - order
+        allowed = allowed & ((distance >= 0) & (distance < (keys if window is None else window)))
     allowed = allowed.expand(-1, -1, queries, -1)
     if own == "sdpa":
         return allowed
@@ -251,12 +263,18 @@ def published_mask(own: str, mask: Tensor | None, query: Tensor, keys: int, *, c
     return torch.where(allowed, zero, torch.finfo(query.dtype).min)
 
 
-def mask_of(valid: Tensor | None, queries: int, keys: int, *, causal: bool = False) -> Mask | None:
-    """The mask of `[B, M]`, True (or 1) at real keys. Padded queries attend like others, as in transformers."""
+def mask_of(
+    valid: Tensor | None, queries: int, keys: int, *, causal: bool = False, window: int | None = None
+) -> Mask | None:
+    """The mask of `[B, M]`, True (or 1) at real keys. Padded queries attend like others, as in transformers.
+
+    Beside `causal`, a query sees itself and the `window - 1` tokens before it.
+    """
     mask = None
     if causal:
+        left = None if window is None or window >= keys else window - 1
         order = torch.arange(keys) if queries != keys else None
-        mask = Mask.causal() if order is None else Mask.causal(order[keys - queries :], order)
+        mask = Mask(left, 0, query_order=None if order is None else order[keys - queries :], key_order=order)
     if valid is not None:
         everyone = torch.ones(valid.shape[0], queries, dtype=torch.bool, device=valid.device)
         padding = Mask.padding(valid.bool(), queries=everyone)

@@ -109,6 +109,7 @@ _MODULES = (
     "shaw",
     "granite",
     "gated_bias",
+    "inkling",
     "windows",
     "beit",
     "rel_pos",

@@ -288,11 +288,6 @@ KINDS = (
                 "queries are multiplied with N x N x D vectors, one per pair of boxes, which the model computes",
             ),
             Refused(
-                "inkling",
-                "InklingRelativeLogits",
-                "a separate projection, not the query, is multiplied with the vectors of the distance",
-            ),
-            Refused(
                 "cpmant",
                 "CpmAntSegmentPositionEmbedding",
                 "its bias is by distance within a segment, and by the pair of segments across segments",

@@ -130,18 +130,6 @@ KINDS = (
                 "ProphetNetNgramSelfAttention",
                 "its tokens compute a bias for each bucket, in streams that attend to one another",
             ),
-            *(
-                Refused(
-                    architecture,
-                    name,
-                    "its distances multiply separate states, not the queries, under a causal mask and a cache",
-                )
-                for architecture, name in (
-                    ("inkling", "InklingAttention"),
-                    ("inkling2", "Inkling2SlidingAttention"),
-                    ("inkling2", "Inkling2FullAttention"),
-                )
-            ),
         ),
     ),
 )

@@ -1,0 +1,107 @@
+"""Inkling and Inkling 2, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from models_text import inkling, inkling2
+
+import relpos
+from models import at_tokens, models, padding, tokens
+from relpos.adapters.common import retrofitted
+from relpos.adapters.common.libraries import imported
+
+WINDOW = 7
+BUILT = {"inkling": inkling, "inkling2": inkling2}
+
+
+@pytest.fixture(params=BUILT)
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A model as published, and retrofitted."""
+    published = models()[request.param].made(torch.float32)
+    own = copy.deepcopy(published)
+    relpos.retrofit(own, border=0, verify=False)
+    return published, own
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Queries and keys of what `relpos.attention` is called with."""
+    seen: list[tuple[int, int]] = []
+    right = retrofitted.attention
+
+    def noted(q: Any, k: Any, v: Any, **call: Any) -> Any:
+        seen.append((q.shape[2], k.shape[2]))
+        return right(q, k, v, **call)
+
+    monkeypatch.setattr(retrofitted, "attention", noted)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("inkling", "sdpa"), ("inkling", "eager"), ("inkling2", "eager")])
+@pytest.mark.parametrize("border", [0, 1000])
+def test_padding_at_the_left(name: str, implementation: str, border: int, calls: list[tuple[int, int]]) -> None:
+    """Below the border the published layers get the mask of their window."""
+    inputs = {"input_ids": tokens(3, 21), "attention_mask": padding(3, 21, left=True)}
+    torch.manual_seed(0)
+    model = BUILT[name](attn_implementation=implementation).eval()
+    published = at_tokens(model(**inputs)[0].detach(), inputs["attention_mask"])
+    relpos.retrofit(model, border=border, verify=False)
+    own = at_tokens(model(**inputs)[0].detach(), inputs["attention_mask"])
+    assert calls == ([(21, 21)] * len(model.layers) if border == 0 else [])  # type: ignore[arg-type]
+    assert torch.allclose(own, published, rtol=0, atol=(0 if border else 2e-5) * float(published.abs().max()))
+
+
+@pytest.mark.parametrize("of_windows", [True, False])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_cache_goes_on_with_several_tokens_and_with_one(
+    pair: tuple[Any, Any], padded: bool, of_windows: bool, calls: list[tuple[int, int]]
+) -> None:
+    """A cache of the configuration drops what a window hides; one that knows of no windows keeps all."""
+    ids, mask = tokens(3, 21), padding(3, 21, left=True)
+    results = []
+    for one in pair:
+        cache = imported("transformers").DynamicCache(config=one.config)
+        if not of_windows:
+            kinds = imported("transformers.cache_utils")
+            cache.layers[0] = kinds.LinearAttentionAndFullAttentionLayer(number_of_states=4)
+        parts = []
+        for start, stop in ((0, 12), (12, 18), (18, 19), (19, 20)):
+            more = {"attention_mask": mask[:, :stop]} if padded else {}
+            parts.append(one(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True, **more)[0].detach())
+        results.append(torch.cat(parts, 1)[:, 6:])
+    published, own = results
+    full = len(pair[1].layers) - 1
+    first = [(12, 12)] * (1 + full)
+    assert calls == [*first, (6, 6 + WINDOW - 1 if of_windows else 18), *[(6, 18)] * full]
+    assert torch.allclose(own, published, rtol=0, atol=2e-5 * float(published.abs().max()))
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generation(name: str, how: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model: Any = BUILT[name]("ForCausalLM", use_cache=True).eval()
+    inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **how}
+    published = model.generate(**inputs, **how)
+    relpos.retrofit(model, border=0)
+    assert torch.equal(model.generate(**inputs, **how), published)
+
+
+def test_a_bidirectional_one_and_a_mask_of_the_callers_run_as_published(
+    pair: tuple[Any, Any], calls: list[tuple[int, int]]
+) -> None:
+    ids = tokens(2, 12)
+    hidden = torch.zeros(2, 1, 12, 12).masked_fill(torch.ones(12, 12, dtype=torch.bool).triu(1), -1e30)
+    masks = {"full_attention": hidden, "sliding_attention": hidden, "linear_attention": None}
+    published, own = (one(input_ids=ids, attention_mask=masks)[0] for one in pair)
+    assert torch.equal(own, published)
+    for one in pair:
+        one.config.is_causal = False
+    published, own = (one(input_ids=ids, attention_mask=padding(2, 12))[0] for one in pair)
+    assert torch.equal(own, published)
+    assert not calls
