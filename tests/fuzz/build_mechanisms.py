@@ -86,6 +86,7 @@ class MechanismBuilder(TermBuilder):
                 rows = _pairs(term.lines)
                 rows = rows if term.index is None else term.index[rows]
                 own = {"vectors": self._name(term.vectors), "bias": self._name(term.bias), "rows": rows}
+                own |= {"content": self._name(term.content), "queries": None}  # it is cut already
                 entries.append(("vectors", {**own, "side": term.side, "scaled": term.scaled}))
             case core.AxisVectors():
                 for vectors, line in zip(term.vectors, term.lines, strict=True):
