@@ -116,5 +116,7 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
     try:
         request: Any = read(VERBS[parsed.verb].request, parsed[parsed.verb])
     except ValueError as error:
+        if "--debug" in arguments:
+            raise
         fail(str(error), 2)
     return CommandLine(parsed.verb, request, debug="--debug" in arguments)

@@ -38,6 +38,9 @@ def test_a_change_of_the_recipe_holds_beside_options_that_were_left_out() -> Non
     assert (settings.recipe.learning_rate, settings.recipe.batch_size) == (0.5, 8)
     assert settings.changes == {"learning_rate": 0.5, "batch_size": 8}
     assert make(recipe={"batch_size": 8}, batch_size=16).recipe.batch_size == 16
+    assert make(recipe={"weight_decay": None}).changes == {}
+    with pytest.raises(ValueError, match="expected seeds to be an integer of at least 1; got None"):
+        make(seeds=None)
 
 
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:

@@ -52,8 +52,8 @@ def run(request: TrainRequest) -> None:
         check_free(folder, CARD, PICTURE)
         require_writable(folder)
     training = _training(request, device, console)
+    weights = training.recipe.build(training.task, training.position).parameters()  # in all processes, or none
     if is_main():
-        weights = training.recipe.build(training.task, training.position).parameters()
         require_writable(folder, size=sum(x.numel() * x.element_size() for x in weights))
     checkpointing = _checkpointing(request, training, console)
     try:

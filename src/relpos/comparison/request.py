@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from relpos.comparison.callables import find_build, find_function
@@ -51,7 +51,7 @@ def require_values(request: Any) -> None:
         value, how = getattr(request, one.name), options[one.name]
         if isinstance(one.default, bool):
             require_flag(value, one.name)
-        elif how.bounds is not None and not (value is None and one.default is not MISSING):
+        elif how.bounds is not None and not (value is None and one.default is None):
             require_int(value, one.name, at_least=how.bounds[0])
 
 
@@ -84,7 +84,8 @@ def require_asked(request: CompareRequest, procedure: Procedure = OURS) -> None:
 def changes_of(request: CompareRequest) -> dict[str, Any]:
     """The requested changes of the recipe by its fields, except the steps."""
     own = {"batch_size": request.batch_size, "learning_rate": request.lr}
-    return {**(request.recipe or {}), **{name: value for name, value in own.items() if value is not None}}
+    changes = [*(request.recipe or {}).items(), *own.items()]
+    return {name: value for name, value in changes if value is not None}
 
 
 def as_typed(request: CompareRequest) -> dict[str, str]:
