@@ -1,4 +1,4 @@
-"""An option of the command as a field of a dataclass: how it is typed, what it means, and how it is written again.
+"""An option of the command as a field of a dataclass: its parser, its help, and the words that repeat it.
 
 A request is a frozen dataclass whose fields are made by `option`. Its parser, its help, its defaults and its bounds
 follow from them, and so do the request of a command line (`read`) and the words that ask for a request (`written`).
@@ -73,7 +73,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def flag_of(kind: type, name: str) -> str:
-    """How a field of a request is typed: `--batch-size`, or its name in capitals if it has no flag."""
+    """The flag of a field of a request, such as `--batch-size`; of a positional argument its name."""
     how = options_of(kind)[name]
     return name if how.positional else how.flag or f"--{name.replace('_', '-')}"
 

@@ -186,7 +186,7 @@ CASES: dict[str, list[Row]] = {
     ],
     "ForgetGate": [
         (lambda: attention(x(), x(), x(), position=ForgetGate(4, 8), queries=Sequence(6)),
-         "states= beside ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+         "states= with ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
         (lambda: attention(x(), x(), x(), position=QueryBias(zeros(4, 8)), states=zeros(2, 6, 8)),
          "states only with a mechanism; got terms or no position. Terms were made with theirs: leave out states=."),
         (lambda: attention(x(), x(), x(), states=zeros(2, 6, 8)),

@@ -143,7 +143,7 @@ CASES: dict[str, list[Row]] = {
     ],
     "ForgetGate": [
         (lambda: ForgetGate(2, 8).terms(Sequence(6)),
-         "states= beside ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+         "states= with ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
         (lambda: ForgetGate(2, 8).terms(Sequence(6), states=zeros(1, 5, 8)),
          "states of ForgetGate's queries as floating-point [batch, 6, 8]; got ...(1, 5, 8).... Pass what they are ..."),
         (lambda: ForgetGate(2, 8).terms(Sequence(6), states=(zeros(1, 6, 8), zeros(1, 6, 4))),
@@ -154,13 +154,13 @@ CASES: dict[str, list[Row]] = {
          "states of ForgetGate's queries on cpu; got meta. Move the mechanism with .to(device)...."),
         (lambda: ForgetGate(2, 8).terms(Sequence(1, start=5), Sequence(6), states=zeros(1, 1, 8),
                                         remembered=zeros(1, 2, 5, 1)),
-         "remembered= of 6 keys; got a tensor of shape (1, 2, 5, 1).... Give what all keys contribute."),
+         "remembered= of 6 keys; got a tensor of shape (1, 2, 5, 1).... Pass what all keys contribute."),
         (lambda: ForgetGate(2, 8).terms(places(3), Sequence(6), states=(zeros(1, 3, 8), zeros(1, 6, 8))),
          "the same tokens as queries and keys of a ForgetGate; got ...Sequence(length=6, start=0, prefix=0)...."),
     ],
     "FromStates": [
         (lambda: FromStates().terms(Sequence(6)),
-         "states= beside FromStates; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+         "states= with FromStates; got none. Pass what the queries are projected from, [batch, tokens, width]."),
     ],
     "ImageRelativePosition": [
         (lambda: ImageRelativePosition(4, 8).terms(Grid(2, 3), Sequence(6)),

@@ -32,7 +32,6 @@ def checked(request: CompareRequest) -> tuple[CompareRequest, Procedure]:
     request = replace(
         request, positions=_names(request.positions, "positions"), choices=_names(request.choices, "choices")
     )
-    require_values(request)
     procedure = _procedure(request)
     require_asked(request, procedure)
     if request.recipe is not None and not isinstance(request.recipe, Mapping):
@@ -57,6 +56,7 @@ def require_values(request: Any) -> None:
 
 def require_asked(request: CompareRequest, procedure: Procedure = OURS) -> None:
     """Raise errors of a request that do not depend on the task, before many images are read."""
+    require_values(request)
     positions, what, choices = request.positions, request.what, request.choices
     if positions == ():
         fail("at least one position", "none", "Name some, e.g. --positions none,learned,relative_2d.")
@@ -76,7 +76,6 @@ def require_asked(request: CompareRequest, procedure: Procedure = OURS) -> None:
             fail("at least one choice", "none", f"Name some, e.g. --choices {','.join(list(CHOICES[what])[:2])}.")
         for name in () if choices is None else choices:
             find_choice(what, name)
-    require_values(request)
     require_precision(request.precision)
     resolve_device(request.device)
 

@@ -45,7 +45,7 @@ class LayerCache:
             return new
         if self.remembered is None or _kind(new) != _kind(self.remembered):
             held = "nothing" if self.remembered is None else f"{shape_of(self.remembered)} on {self.remembered.device}"
-            wanted = f"what keys contribute like that which the cache holds, {held}"
+            wanted = f"remembered= like that in the cache, {held}"
             fail(wanted, f"{shape_of(new)} on {new.device}", "Start a new KeyValueCache for another position.")
         return torch.cat([self.remembered, new], dim=2)
 
@@ -72,7 +72,7 @@ class LayerCache:
         if remembered is not None:
             remembered = self.all_remembered(remembered)
         elif self.remembered is not None:
-            fail("what keys contribute beside keys, as before", "none", "Pass remembered=, or start a new cache.")
+            fail("remembered= with the keys, as before", "none", "Pass remembered=, or start a new cache.")
         if k.shape[2] != v.shape[2]:
             came = f"{k.shape[2]} and {v.shape[2]}"
             fail("as many keys as values for the cache", came, "Both come from the same tokens.")

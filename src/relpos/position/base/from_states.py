@@ -15,8 +15,8 @@ from relpos.position.base.states import States
 class FromStates(Mechanism):
     """Base of mechanisms that are made from the hidden states that q, k and v are projected from.
 
-    Each layer has one of its own, for each has other states: models build one a layer, whatever they share, and no
-    terms are held (`relpos.decoding`), shared (`relpos.reading_once`) or planned. Terms are made in float32 or wider.
+    Models build one per layer, whatever else they share, since each layer has other states. No terms are cached
+    (`relpos.decoding`, `relpos.reading_once`) or planned. Terms are made in float32 or wider.
 
     Attributes:
         embed_dim: width of a state, E. A subclass sets it.
@@ -84,7 +84,7 @@ class FromStates(Mechanism):
         require_queries_and_keys(queries, keys)
         name, keys = type(self).__name__, queries if keys is None else keys
         if states is None:
-            fail(f"states= beside {name}", "none", "Pass what the queries are projected from, [batch, tokens, width].")
+            fail(f"states= with {name}", "none", "Pass what the queries are projected from, [batch, tokens, width].")
         own, others = states if isinstance(states, tuple) and len(states) == 2 else (states, states)
         self._require_states(own, f"states of {name}'s queries", queries)
         with without_autocast(own.device):
@@ -94,14 +94,14 @@ class FromStates(Mechanism):
                 self._require_states(others, f"states of {name}'s keys", keys)
                 remembered = self.remembered(others)
             elif remembered.shape[-2] != keys.count:
-                fail(f"remembered= of {keys.count} keys", shape_of(remembered), "Give what all keys contribute.")
+                fail(f"remembered= of {keys.count} keys", shape_of(remembered), "Pass what all keys contribute.")
             return self.from_states(queries, keys, own, remembered)
 
-    def _require_states(self, x: object, name: str, side: Coordinates) -> None:
+    def _require_states(self, x: object, name: str, coordinates: Coordinates) -> None:
         require_tensor(x, name, dims=3)
         assert isinstance(x, Tensor)
-        if tuple(x.shape[1:]) != (side.count, self.embed_dim) or not x.is_floating_point():
-            wanted = f"{name} as floating-point [batch, {side.count}, {self.embed_dim}]"
+        if tuple(x.shape[1:]) != (coordinates.count, self.embed_dim) or not x.is_floating_point():
+            wanted = f"{name} as floating-point [batch, {coordinates.count}, {self.embed_dim}]"
             fail(wanted, shape_of(x), "Pass what they are projected from; where keys differ, a pair of both.")
         if self.device != torch.device("meta"):
             require_device(x, name, self.device, "Move the mechanism with .to(device).")

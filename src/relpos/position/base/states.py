@@ -19,7 +19,7 @@ States = Float[Tensor, "B N E"] | tuple[Float[Tensor, "B N E"], Float[Tensor, "B
 
 
 class MayNeedStates:
-    """What every mechanism says of states; `FromStates` is the base of those that need them."""
+    """By default a mechanism needs no hidden states; `FromStates` is the base of those that do."""
 
     @property
     def needs_states(self) -> bool:
@@ -72,5 +72,5 @@ def terms_at_rest(part: Any, queries: Coordinates, keys: Coordinates | None = No
     if not needs_states(part):
         return terms_of(part, queries, keys)
     state = next(one._example_state() for one in part.parts() if needs_states(one))
-    own, others = (state.expand(1, side.count, -1) for side in (queries, keys or queries))
+    own, others = (state.expand(1, one.count, -1) for one in (queries, keys or queries))
     return terms_of(part, queries, keys, (own, others))
