@@ -78,7 +78,7 @@ def test_what_was_asked_is_the_recipe_and_on_the_page(digits: Compared) -> None:
     recipe = result.results.settings.recipe
     assert (recipe.depth, recipe.learning_rate, recipe.batch_size, recipe.steps) == (1, 1e-3, 32, 3)
     page = result.page.read_text(encoding="utf-8")
-    assert "--batch-size 32 --lr 0.001 --set recipe.depth=1" in page
+    assert "--set recipe.depth=1 --batch-size 32 --lr 0.001" in page
     assert load_results(result.folder / "results.json") == result.results
     assert lines[0].startswith("Comparing none, relative_2d on digits, in ")
     assert lines[-1] == "Done: time training steps (5 of 5 done)"

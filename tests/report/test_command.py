@@ -34,8 +34,8 @@ def test_command_names_the_images_and_how_they_were_read(make: Any) -> None:
         "contents": "a fingerprint",
     }
     assert command_line(read(results)).startswith(
-        "relpos compare --data '/my pictures' --image-size 64x96 --patch 8 --bad-images skip "
-        "--max-pixels 5000 --rotate --positions none "
+        "relpos compare --data '/my pictures' --image-size 64x96 --patch 8 --bad-images skip --rotate "
+        "--max-pixels 5000 --positions none "
     )
     results["settings"]["task_options"] = {"images": "here", "rotate": False, "patch": None}
     assert command_line(read(results)).startswith("relpos compare --data here --positions none ")

@@ -1,13 +1,12 @@
 """The command that repeats a comparison, and its citation."""
 
-import inspect
 import re
 import shlex
 from typing import Any
 
 from relpos.results import Results, SettingsRecord
 from relpos_command.option import asked, options_of, written
-from relpos_command.requests import CompareRequest, DataOptions, MachineOptions
+from relpos_command.requests import CompareRequest, DataOptions
 from relpos_command.visible import visible
 
 YEAR = 2026
@@ -56,8 +55,11 @@ def requested(settings: SettingsRecord) -> CompareRequest:
     )
 
 
-_ORDER = [*options_of(DataOptions), *inspect.get_annotations(CompareRequest), *options_of(MachineOptions)]
-_ORDER.remove("out")
+_FIRST = (
+    "data", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step", "evaluate", "better", "what",
+    "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
+)  # fmt: skip
+_ORDER = [*_FIRST, *(name for name in options_of(CompareRequest) if name not in (*_FIRST, "out"))]
 """The order of the options in the command."""
 
 
