@@ -19,6 +19,8 @@ from relpos.adapters.library_models import LibraryModel
 from relpos.data import Task, find_data, find_task
 from relpos.models import count_parameters
 from relpos.optim import parameter_groups
+from relpos.train import Procedure
+from relpos_command.requests import CompareRequest
 
 VIT, SWIN = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -221,13 +223,18 @@ def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.Mo
 def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
     from relpos.comparison.entry import _suited
 
-    names, said = _suited(LibraryModel(SWIN), find_task("digits"), None)
+    procedure, task, named = Procedure(LibraryModel(SWIN)), find_task("digits"), CompareRequest(positions=("t5",))
+    request, said = _suited(CompareRequest(), task, procedure)
+    names = request.positions
     assert names is not None
     assert names[0] == "own"
     assert "learned" not in names
     assert "relative_2d" in names
-    assert said[0].startswith("Left out learned: expected a position that acts in attention")
-    assert _suited(LibraryModel(SWIN), find_task("digits"), ("t5",)) == (("t5",), [])
+    left_out = [line for line in said if line.startswith("Left out")]
+    assert left_out[0].startswith("Left out learned: expected a position that acts in attention")
+    request, said = _suited(named, task, procedure)
+    assert request == named
+    assert not any(line.startswith("Left out") for line in said)
 
 
 def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:

@@ -122,18 +122,26 @@ def test_cache_and_causality(position: str) -> None:
     cache = KeyValueCache(2)
     parts = [model(tokens[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 4, 5, 7, 8, 9))]
     assert cache.length == 9
-    assert cache.bytes == 2 * 2 * 2 * 2 * 9 * 4 * 8, "layers, keys and values, batch, groups, tokens, width, float64"
+    gates = 2 * 2 * 4 * 9 * 8 if position == "fox" else 0  # a number of each layer, row, head and token
+    expected = 2 * 2 * 2 * 2 * 9 * 4 * 8 + gates
+    assert cache.bytes == expected, "layers, keys and values, batch, groups, tokens, width, float64"
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("position", [*LINE, "alibi+learned"])
 def test_packed_documents_are_separate_ones(position: str) -> None:
-    """Three documents in one row, one of them in two pieces, padding between: values and gradients as alone."""
+    """Three documents in one row, one of them in two pieces, padding between: values and gradients as alone.
+
+    A forget gate needs documents in one piece: it also forgets what stands between two tokens.
+    """
     model = small(position=position).double()
-    segments = torch.tensor([[0, 0, 0, -1, 1, 0, 2, 2, -1], [5, 5, 5, 5, 5, 5, 5, 5, 5]])
+    first = [0, 1, 2, 3] if position == "fox" else [0, 1, 2, 5]
+    segments = torch.full((2, 9), -1)
     tokens = some(2, 9)
+    documents = [(0, first), (0, [4]), (0, [6, 7]), (1, list(range(9)))]
+    for number, (row, columns) in enumerate(documents):
+        segments[row, columns] = number
     packed = model(tokens, segments=segments)
-    documents = [(0, [0, 1, 2, 5]), (0, [4]), (0, [6, 7]), (1, list(range(9)))]
     alone = [model(tokens[row, columns][None])[0] for row, columns in documents]
     for (row, columns), wanted in zip(documents, alone, strict=True):
         torch.testing.assert_close(packed[row, columns], wanted, rtol=1e-12, atol=1e-12)

@@ -88,7 +88,7 @@ def test_any_image_that_patches_divide() -> None:
     assert small(position="none")(torch.randn(1, 1, 10, 12)).shape == (1, 5)
     assert small(position="relative_2d")(torch.randn(1, 1, 4, 6)).shape == (1, 5)
     for position, size, remedy in (
-        ("none", (7, 8), "divide"),
+        ("none", (7, 8), "divisible"),
         ("relative_2d", (10, 12), "Resize"),
         ("learned", (4, 8), "Resize"),
     ):
