@@ -112,6 +112,8 @@ GROWTH: list[tuple[Build, str | None, tuple[str, ...]]] = [
     (text, "alibi", ("as is",)),
     (text, "relative_1d", ("interpolated", "clipped")),
     (text, "learned+alibi", ("interpolated", "repeated")),
+    (text, "fox", ("as is",)),
+    (text, "fox~relative_1d", ("interpolated", "clipped")),
 ]
 
 

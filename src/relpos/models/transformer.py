@@ -89,8 +89,12 @@ class Transformer(PretrainedModel):
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other coordinates, as in `Sum`."""
-        own = [one for one in self._in_blocks()[: self.positions.period] if one is not None]
-        return Sum([*self.positions.entries(), *own]).growth if own else self.positions.growth()
+        return self._of_period().growth if self._of_blocks() else self.positions.growth()
+
+    def _of_period(self) -> Sum:
+        """All mechanisms of a schedule's entries, or of the first layer, as one sum."""
+        own = self._in_blocks()[: self.positions.period]
+        return Sum([*self.positions.entries(), *(one for one in own if one is not None)])
 
     def _grow(self, coordinates: Coordinates, rule: str) -> None:
         """Take its mechanisms to other coordinates by one of the rules."""
@@ -98,6 +102,8 @@ class Transformer(PretrainedModel):
         if not self._of_blocks():
             self.positions = self.positions.grown(coordinates, rule)
             return
+        if rule not in self.growth():
+            self._of_period().grow(coordinates, rule)  # raises
         grown = [None if one is None else grow_part(one, coordinates, rule) for one in own]
         rules = self.positions.growth()
         self.positions = self.positions.grown(coordinates, rule if rule in rules else rules[0])

@@ -219,8 +219,8 @@ class QueryScale(Single):
 
     Examples:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
-        >>> places = torch.arange(6.0)
-        >>> llama4 = relpos.QueryScale((1 + 0.1 * torch.log1p((places + 1) // 8192))[None, None])
+        >>> position = torch.arange(6.0)
+        >>> llama4 = relpos.QueryScale((1 + 0.1 * torch.log1p((position + 1) // 8192))[None, None])
         >>> relpos.attention(q, k, v, position=llama4, mask="causal").shape
         torch.Size([1, 2, 6, 8])
     """

@@ -204,11 +204,8 @@ class DensePlan(TilePlan):
                         _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
-                case (
-                    (LineVectors() | Sinks() | Softcap() | QueryScale()),
-                    _,
-                ):  # their gradients are computed elsewhere
-                    pass
+                case ((LineVectors() | Sinks() | Softcap() | QueryScale()), _):
+                    pass  # their gradients are computed elsewhere
                 case term, _:
                     raise NotImplementedError(f"DensePlan.collect has no gradient for {type(term).__name__}")
 
