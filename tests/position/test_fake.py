@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import relpos
 from relpos.position import Preset, presets
+from relpos.testing.calls import states_of
 
 FAST_CASES = 10
 SIDES = {1: relpos.Sequence(5), 2: relpos.Grid(2, 3), 3: relpos.Grid(1, 2, 3)}
@@ -23,7 +24,8 @@ def test_a_mechanism_is_built_and_attends(preset: Preset) -> None:
         assert all(isinstance(x, FakeTensor) for x in mechanism.parameters())
         q, k, v = torch.randn(3, 1, 2, queries.count, 8)
         if mechanism.acts_in_attention:
-            assert relpos.attention(q, k, v, position=mechanism, queries=queries).shape == q.shape
+            states = states_of(mechanism, q, k)
+            assert relpos.attention(q, k, v, position=mechanism, queries=queries, states=states).shape == q.shape
         assert mechanism.embed(torch.randn(1, queries.count, 16), queries).shape == (1, queries.count, 16)
     real = preset.make(site)
     assert {name: x.shape for name, x in real.named_parameters()} == {

@@ -15,7 +15,9 @@ import relpos
 from relpos import Grid, Sequence, Site
 from relpos.core import Coordinates
 from relpos.position import Mechanism, find, presets
+from relpos.position.base.states import terms_of
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
+from relpos.testing.calls import states_of
 
 FAST_CASES = 6  # of each of its tests, in the fast part
 
@@ -38,8 +40,9 @@ def _used(mechanism: Any, site: Site) -> Tensor:
         x = mechanism.embed(x, site.queries)
     if not acts_in_attention(mechanism):
         return x
-    out = relpos.attention(q, q, q, position=mechanism, queries=site.queries)
-    again = relpos.attention(q, q, q, position=mechanism.terms(site.queries))
+    states = states_of(mechanism, q, q)
+    out = relpos.attention(q, q, q, position=mechanism, queries=site.queries, states=states)
+    again = relpos.attention(q, q, q, position=terms_of(mechanism, site.queries, states=states))
     assert torch.equal(out, again), "terms made alone, afterwards, are where the tokens are"
     return x.sum() + out
 

@@ -289,6 +289,12 @@ def terms_of(said: Terms, order: Tensor) -> Terms:
 MIDDLE = {"frequencies"}
 """Parameters whose heads are the second axis of three."""
 
+SIDE_BY_SIDE = {"r_proj"}
+"""Layers that project tokens to some numbers of all heads, side by side."""
+
+COMMON = {"proj"}
+"""Parameters that all heads share, whatever their sizes."""
+
 
 def of_heads(part: Mechanism, order: Tensor, width: int) -> tuple[Mechanism, bool]:
     """A copy whose parameters have their heads in another order, and whether any has heads.
@@ -298,10 +304,13 @@ def of_heads(part: Mechanism, order: Tensor, width: int) -> tuple[Mechanism, boo
     """
     twin, count, found = copy.deepcopy(part), len(order), False
     with torch.no_grad():
-        for module in twin.modules():
+        for title, module in twin.named_modules():
             for name, own in module.named_parameters(recurse=False):
-                if isinstance(module, nn.Linear) and module.in_features == module.out_features == count * width:
-                    own.copy_(own.unflatten(0, (count, width))[order].flatten(0, 1))
+                square = isinstance(module, nn.Linear) and module.in_features == module.out_features == count * width
+                if name in COMMON:
+                    continue
+                if square or title in SIDE_BY_SIDE:
+                    own.copy_(own.unflatten(0, (count, -1))[order].flatten(0, 1))
                 elif name in MIDDLE:
                     own.copy_(own[:, order])
                 elif own.dim() and own.shape[-1] == count:
