@@ -41,6 +41,7 @@ TERMS = (
     "LowRank",
     "DenseBias",
     "DenseBias of keys",
+    "IndexedBias",
     "RowRule",
     "QueryScale",
     "QueryScale on scores",

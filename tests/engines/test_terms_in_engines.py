@@ -17,6 +17,7 @@ from relpos import (
     Blocks,
     DenseBias,
     Grid,
+    IndexedBias,
     LineBias,
     LineVectors,
     LowRank,
@@ -76,6 +77,7 @@ PREFIXED = lines(Sequence(3, prefix=1), Sequence(4, prefix=2))
 SHUFFLED = lines(Positions(torch.tensor([[3, 1, 0, 5], [2, 2, 4, 1]]), low=0, high=5), Sequence(M))
 CLIPPED = torch.arange(SEQUENCE.length).sub(SEQUENCE.length // 2).clamp(-2, 2) + 2
 HOLES = torch.where(CLIPPED == 2, -1, CLIPPED)
+PAIRS = (torch.arange(B * N * M).view(B, N, M) * 5 % 11 % 7).short()
 
 
 def gathered(values: Tensor, index: Tensor) -> Tensor:
@@ -271,6 +273,10 @@ CASES: dict[str, Case] = {
     "DenseBias": Case([(B, 1, N, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias)),
     "DenseBias of keys": Case(
         [(B, 1, 1, M)], DenseBias, lambda q, k, v, bias: oracle.attention(q, k, v, bias=bias.expand(-1, -1, N, -1))
+    ),
+    "IndexedBias": Case([(H, 7)], lambda x: IndexedBias(x, PAIRS), line_bias(PAIRS)),
+    "IndexedBias for all heads, one index": Case(
+        [(1, 7)], lambda x: IndexedBias(x, PAIRS[:1].to(torch.uint8)), line_bias(PAIRS[:1])
     ),
     "RowRule": Case([(H,)], lambda weight: RowRule(rule, (weight,)), ruled),
     "Scale": Case([], lambda: Scale(1.0), lambda q, k, v: oracle.attention(q, k, v, scale=1.0)),

@@ -43,6 +43,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "Grid": {"rows": 1, "columns": 1, "prefix": 1},
     "GroupNorm": {"d_model": 8, "num_groups": 2},
     "ImageRelativePosition": {"num_heads": 2, "head_dim": 8},
+    "IndexedBias": {"values": torch.zeros(4, 3), "index": torch.zeros(1, 6, 6).long()},
     "InklingBias": {"num_heads": 2, "embed_dim": 8},
     "Kerple": {"num_heads": 2},
     "KeyValueCache": {"depth": 1},

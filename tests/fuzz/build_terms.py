@@ -142,6 +142,14 @@ class TermBuilder(Numbers):
         self.entries.append(("dense", {"bias": f"{part.name}.bias"}))
         return [core.DenseBias(bias)]
 
+    def _indexedbias(self, part: Part) -> list[core.Term]:
+        name, rows, wide = part.name, part.options["rows"], torch.promote_types(self.dtype, torch.float32)
+        values = self.floats(f"{name}.values", (self._heads(part), rows), dtype=wide)
+        shape = (self._batch(part), *self.call.counts)
+        index = self.whole(f"{name}.index", 0, rows - 1, shape, part.options["index_dtype"])
+        self.entries.append(("line", {"values": f"{name}.values", "index": index.long()}))
+        return [core.IndexedBias(values, index)]
+
     def _rowrule(self, part: Part) -> list[core.Term]:
         name, rule = f"{part.name}.w", part.options["rule"]
         wide = torch.promote_types(self.dtype, torch.float32)

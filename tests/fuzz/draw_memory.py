@@ -16,6 +16,7 @@ _DIMENSIONS = {
     "QueryScale": {"factor": 3},
     "Rotation": {"query": 4, "key": 4, "query_magnitude": 4, "key_magnitude": 4},
     "DenseBias": {"bias": 4},
+    "IndexedBias": {"values": 2},
     "RowRule": {"w": 2},
     "AxisVectors": {"0": 3, "1": 3, "2": 3},
     "LowRank": {"query": 3, "key": 3},

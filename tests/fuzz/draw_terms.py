@@ -34,8 +34,8 @@ class TermChoices(Chance):
         return tuple(found)
 
     def with_newer(self, call: Described, known: tuple[Part, ...]) -> tuple[Part, ...]:
-        """The terms with kinds and options that came later: a factor and a sink of each query, and a mechanism that is
-        made from hidden states."""
+        """The terms with kinds and options that came later: a factor and a sink of each query, a mechanism that is made
+        from hidden states, and a bias by an index of each pair."""
         chance = self.newer
         found = []
         for part in known:
@@ -49,6 +49,10 @@ class TermChoices(Chance):
         lined = all(side.kind == "sequence" for side in call.sides)
         if lined and not self.few and chance.random() < 0.15:
             found.append(Part("Mechanism", "t8", {"preset": chance.choice(("fox", "inkling"))}))
+        if not self.few and chance.random() < 0.12:
+            options = {"batched": chance.random() < 0.5, "heads": chance.random() < 0.7}
+            options |= {"rows": chance.choice((1, 3, 40)), "index_dtype": chance.choice(("uint8", "int16", "int64"))}
+            found.append(Part("IndexedBias", "t7", options))
         return tuple(found)
 
     def _term(self, call: Described, name: str, known: list[Part]) -> Part | None:

@@ -24,6 +24,7 @@ from relpos.core.rotation import cosines, require_width, rotate
 from relpos.core.terms import (
     AxisVectors,
     DenseBias,
+    IndexedBias,
     LineBias,
     LineVectors,
     LowRank,
@@ -44,6 +45,7 @@ __all__ = [
     "Coordinates",
     "DenseBias",
     "Grid",
+    "IndexedBias",
     "Kind",
     "Layout",
     "LineBias",

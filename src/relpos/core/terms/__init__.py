@@ -2,8 +2,8 @@
 
 The score of query i and key j in head h is, in this order,
 
-    softcap(factor * scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank and dense biases
-        + row rules,
+    softcap(factor * scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank biases
+        + indexed and dense biases + row rules,
 
 then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. The docstring of each
 class states what it adds, and its `scores` computes the same. All terms index query heads, even if keys are grouped.
@@ -11,6 +11,7 @@ Vectors are multiplied with unrotated q and k. `core.algebra` defines how terms 
 """
 
 from relpos.core.terms.biases import DenseBias, LineBias, LowRank, RowRule
+from relpos.core.terms.indexed import IndexedBias
 from relpos.core.terms.of_content import (
     QueryBias,
     QueryScale,
@@ -26,6 +27,7 @@ from relpos.core.terms.vectors import AxisVectors, LineVectors
 __all__ = [
     "AxisVectors",
     "DenseBias",
+    "IndexedBias",
     "LineBias",
     "LineVectors",
     "LowRank",

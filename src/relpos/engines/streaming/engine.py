@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from relpos.core import (
     AxisVectors,
     DenseBias,
+    IndexedBias,
     LineBias,
     LineVectors,
     LowRank,
@@ -151,8 +152,8 @@ class Streaming(Engine):
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, RowRule, Rotation, QueryBias, QueryScale, Softcap,
-        Sinks,
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, IndexedBias, RowRule, Rotation, QueryBias, QueryScale,
+        Softcap, Sinks,
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from relpos.core import (
     AxisVectors,
     DenseBias,
+    IndexedBias,
     LineBias,
     LineVectors,
     LowRank,
@@ -29,6 +30,7 @@ from relpos.core import (
     Terms,
     contract,
 )
+from relpos.core.pair_table import sum_pairs
 from relpos.core.terms.vectors import meet, sum_rows
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -204,6 +206,9 @@ class DensePlan(TilePlan):
                         _add(d_key, score.mT @ query.to(self.dtype))
                 case DenseBias(), DenseBias(bias=into):
                     _add(into, score)
+                case IndexedBias(index=index), IndexedBias(values=into):
+                    if not into.is_meta:
+                        _add(into, sum_pairs(score, index, into.shape[1]))
                 case ((LineVectors() | Sinks() | Softcap() | QueryScale()), _):
                     pass  # their gradients are computed elsewhere
                 case term, _:
