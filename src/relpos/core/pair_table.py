@@ -43,7 +43,7 @@ class _ReadPairs(torch.autograd.Function):
     @staticmethod
     def forward(values: Tensor, index: Tensor) -> Tensor:
         read = values.index_select(1, index.flatten().long())
-        return read.unflatten(1, tuple(index.shape)).transpose(0, 1)
+        return torch.unflatten(read, 1, tuple(index.shape)).transpose(0, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
