@@ -185,6 +185,10 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "LongRoPE": {**FACTOR, "magnitude": ("above 0", "Leave it out for the published one.")},
     "MultimodalRotary": {"base": ("above 0", PUBLISHED)},
     "NTKScaling": FACTOR,
+    "ProportionalScaling": {
+        **FACTOR,
+        "share": ("above 0", "Use the checkpoint's partial_rotary_factor; Gemma 4's is 0.25."),
+    },
     "RelativePositionBias": STD,
     "RotaryEmbedding": {"base": ("above 0", "Use the checkpoint's rope_theta; RoFormer's is 10000.")},
     "RotaryMixed": {"base": ("above 0", "The published one is 10.")},

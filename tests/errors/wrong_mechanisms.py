@@ -24,6 +24,7 @@ from relpos import (
     MultimodalRotary,
     OffsetBias,
     Positions,
+    ProportionalScaling,
     RelativePositionBias,
     RotaryEmbedding,
     RotaryMixed,
@@ -253,6 +254,10 @@ CASES: dict[str, list[Row]] = {
          "keys with 2 axes for Flat; got Sequence(length=4, start=0, prefix=0). Give coordinates with that many ..."),
         (lambda: OffsetBias().terms(Sequence(6)),
          "OffsetBias.bias to return [heads, 11]; got None. Return one value per head for each entry of offsets.kind."),
+    ],
+    "ProportionalScaling": [
+        (lambda: ProportionalScaling(1.5),
+         "share of at most 1; got 1.5. Use the checkpoint's partial_rotary_factor; Gemma 4's is 0.25."),
     ],
     "RelativePositionBias": [
         (lambda: RelativePositionBias(4),
