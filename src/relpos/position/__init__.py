@@ -28,6 +28,7 @@ from relpos.position.relative import (
     get_relative_position_index_2d,
 )
 from relpos.position.rotary import RotaryEmbedding
+from relpos.position.rotary_dinov3 import RotaryDINOv3
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
 from relpos.position.scaling import (
@@ -73,6 +74,7 @@ __all__ = [
     "Preset",
     "ProportionalScaling",
     "RelativePositionBias",
+    "RotaryDINOv3",
     "RotaryEmbedding",
     "RotaryMixed",
     "Sandwich",
