@@ -77,6 +77,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "RelativePositionBias": {"num_heads": 2, "seq_len": 8},
     "RelativePositionBias, grid": WINDOW,
     "RelativePositionBias.extend": {"length": 9},
+    "RotaryDINOv3": {"head_dim": 8},
     "RotaryEmbedding": {"head_dim": 8},
     "RotaryMixed": {"num_heads": 2, "head_dim": 8},
     "RotaryPositionalEmbedding": {"d_model": 8},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -144,9 +145,11 @@ def test_draws_of_training_are_those_of_transformers(augmented: dict[str, float]
 @DTYPES
 @pytest.mark.parametrize("normalize", ["separate", "min", "max"])
 @pytest.mark.parametrize("periods", [None, (0.5, 40.0)], ids=["base", "periods"])
-def test_timms_rotation(periods: Any, normalize: Any, dtype: torch.dtype) -> None:
-    """Attention on an image of 3 x 5 patches; draws of training likewise."""
+def test_timms_rotation(periods: Any, normalize: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention on an image of 3 x 5 patches; draws of training likewise. Periods and places are float32 in theirs
+    unless they are asked for float64."""
     published = importlib.import_module("timm.layers.pos_embed_sincos")
+    monkeypatch.setattr(published, "_build_grid", partial(published._build_grid, dtype=dtype))
     lowest, highest = periods or (None, None)
     own = RotaryDINOv3(8, base=50.0, periods=periods, normalize=normalize, rescale=1.5, jitter=1.25, shift=0.25)
     for training in (False, True) if dtype == torch.float32 else (False,):  # draws in float64 are others
@@ -155,6 +158,7 @@ def test_timms_rotation(periods: Any, normalize: Any, dtype: torch.dtype) -> Non
                 8, temperature=50.0, min_period=lowest, max_period=highest, normalize_coords=normalize,
                 shift_coords=0.25, jitter_coords=1.25, rescale_coords=1.5, dtype=dtype,
             ).train(training)  # fmt: skip
+            module.periods = module._compute_periods(dtype=dtype)
             torch.manual_seed(3)
             embed = module.get_embed([3, 5])
         leaves = {name: tokens(2, 3, 15, 8, dtype=dtype) for name in ("q", "k", "v")}
