@@ -21,11 +21,13 @@ except RuntimeError:  # a CUDA build beside a CPU build of torch, which lacks tw
         _KEPT[-1].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import timm.layers  # noqa: E402
-from transformers import LlamaConfig, Qwen2VLTextConfig  # noqa: E402
+from transformers import DINOv3ViTConfig, LlamaConfig, Qwen2VLTextConfig  # noqa: E402
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias  # noqa: E402
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes  # noqa: E402
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave  # noqa: E402
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding  # noqa: E402
+from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb as apply_dinov3  # noqa: E402
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # noqa: E402
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding  # noqa: E402
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias  # noqa: E402
@@ -48,7 +50,7 @@ def rope_source(kind: str) -> str:
 
 DEEPSEEK, QWEN2_VL = source_of(apply_rotary_pos_emb_interleave), source_of(Qwen2VLRotaryEmbedding)
 T5, SLOPES = source_of(T5Attention._relative_position_bucket), source_of(_get_alibi_slopes)
-TIMM_GRID = source_of(timm.layers.RotaryEmbeddingCat)
+DINOV3, TIMM_GRID = source_of(DINOv3ViTRopePositionEmbedding), source_of(timm.layers.RotaryEmbeddingCat)
 
 
 def require_close(name: str, found: torch.Tensor, own: Any, relative: float = 3e-6) -> None:
@@ -113,6 +115,17 @@ def check_grid(case: Case) -> None:
     module = timm.layers.RotaryEmbeddingCat(own["head_dim"], in_pixels=False, temperature=float(own["base"]))
     x = torch.tensor(_floats(case["input"])).expand(1, 1, len(case["positions"]), -1)
     found = timm.layers.apply_rot_embed_cat(x, module.get_embed(own["grid"]))[0, 0]
+    require_close(case["name"], found, case["output"])
+
+
+def check_dinov3(case: Case) -> None:
+    """Compare DINOv3's rotation with transformers'."""
+    own = case["parameters"]
+    sizes = {"hidden_size": own["head_dim"], "num_attention_heads": 1, "patch_size": 1}
+    rotary = DINOv3ViTRopePositionEmbedding(DINOv3ViTConfig(**sizes, rope_theta=float(own["base"]))).eval()
+    x = torch.tensor(_floats(case["input"])).expand(1, 1, len(case["positions"]), -1)
+    waves = rotary(torch.zeros(1, 1, *own["grid"]))
+    found = apply_dinov3(x, x, *waves)[0][0, 0]
     require_close(case["name"], found, case["output"])
 
 

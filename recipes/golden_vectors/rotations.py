@@ -7,6 +7,7 @@ from typing import Any
 import published
 from formulas import HALF, INTERLEAVED, Case, larger, llama3, magnitude_of, plain, rotation, yarn
 from mpmath import log, mpf, sqrt
+from mpmath import pi as PI
 
 
 def rotations() -> list[Case]:
@@ -64,7 +65,7 @@ def rotations() -> list[Case]:
     own = {"factor": 8, "trained_length": 8192, "low_freq_factor": 1, "high_freq_factor": 4}
     bands = llama3(16, 500000, 8, 8192, 1, 4)
     scaled("llama3", "llama3", "Llama 3.1 (Dubey et al. 2024)", own, bands, base=500000)
-    own, bands = {"factor": 1, "partial_rotary_factor": 0.25}, plain(8, 1000000)[:2] + [mpf(0)] * 6
+    own, bands = {"partial_rotary_factor": 0.25}, plain(8, 1000000)[:2] + [mpf(0)] * 6
     scaled("proportional", "proportional", "Gemma 4 (Google 2026)", own, bands, base=1000000)
     return made
 
@@ -94,4 +95,19 @@ def multi_axis() -> list[Case]:
         axis=[0] * 3 + [1] * 3,
     )
     published.check_grid(grid)
-    return [blocked, grid]
+    rows, columns, pairs = 2, 4, 2
+    fractions = rotation(
+        "rope_dinov3",
+        f"Siméoni et al. 2025 (DINOv3), section 3.2; {published.DINOV3}",
+        {"base": 100, "grid": [rows, columns], "axes": ["row", "column"]},
+        [2 * PI * w for w in plain(pairs, 100)] * 2,
+        head_dim=8,
+        positions=[
+            [2 * (mpf(row) + 0.5) / rows - 1, 2 * (mpf(column) + 0.5) / columns - 1]
+            for row in range(rows)
+            for column in range(columns)
+        ],
+        axis=[0] * pairs + [1] * pairs,
+    )
+    published.check_dinov3(fractions)
+    return [blocked, grid, fractions]

@@ -58,6 +58,8 @@ def rotation_of(case: dict[str, Any]) -> tuple[Tensor, float]:
         places = torch.tensor(case["positions"])
         rotary = relpos.MultimodalRotary(own["head_dim"], own["sections"], order=own["order"], base=own["base"])
         return rotary.angles(Positions(places, high=(10, 10, 10), low=(0, 0, 0))), 1.0
+    if case["name"] == "rope_dinov3":
+        return relpos.RotaryDINOv3(own["head_dim"], base=own["base"]).angles(Grid(*own["grid"])), 1.0
     if "grid" in own:
         rotary = RotaryEmbedding(own["head_dim"], axes=2, base=own["base"], layout=layout)
         return rotary.angles(Grid(*own["grid"])), 1.0
