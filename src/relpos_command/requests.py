@@ -305,6 +305,13 @@ class ListRequest:
     long: bool = option(False, "add a description and the source of each")
 
 
+@dataclass(frozen=True, kw_only=True)
+class VectorsRequest:
+    """`relpos vectors`."""
+
+    out: str = option(help="file to write, such as vectors.json; it must not exist", metavar="OUT", positional=True)
+
+
 @dataclass(frozen=True)
 class Verb:
     """A verb: its summary in the help, and its options."""
@@ -327,4 +334,5 @@ VERBS = {
         "compare every attention engine of this machine with the reference; a table for an issue", CheckRequest
     ),
     "list": Verb("list positions, data or backends", ListRequest),
+    "vectors": Verb("write exact cases of positions, to test another implementation with", VectorsRequest),
 }

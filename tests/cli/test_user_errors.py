@@ -154,9 +154,16 @@ RETROFIT = [
     ("timm:x --lengths a", r"expected --lengths from 2 to 1,048,576, joined by commas; got 'a'"),
     ("timm:x --train --forward", r"expected one of --train and --forward; got both"),
 ]
+VECTORS = [
+    ("", r"the following arguments are required: OUT"),
+    ("full/page.html", r"expected a file that does not exist yet; got full/page\.html\. Choose another"),
+    ("full", r"expected a file that does not exist yet; got full\."),
+    ("x.txt", r"expected a file that ends in \.json; got x\.txt\. Write for example relpos vectors x\.json"),
+    ("no/x.json", r"expected a file in a folder that exists; got no/x\.json\. Create no first"),
+]
 OF_VERBS = {
     "train": TRAIN, "compare": COMPARE, "show": SHOW, "show --weights": WEIGHTS, "bench": BENCH, "check": CHECK,
-    "retrofit": RETROFIT,
+    "retrofit": RETROFIT, "vectors": VECTORS,
 }  # fmt: skip
 EVERY = [*VERBS, *((f"{verb} {typed}", says) for verb, table in OF_VERBS.items() for typed, says in table)]
 

@@ -41,6 +41,7 @@ PUBLISHED = {
         "transformers RoFormerSelfAttention",
     ),
     "rotary_2d": ("timm EvaAttention", "timm RotaryEmbeddingCat"),
+    "rotary_dinov3": ("timm RotaryEmbeddingDinoV3", "transformers DINOv3ViTAttention"),
     "rotary_mixed": ("timm RotaryEmbeddingMixed",),
     "rotary_multimodal": ("transformers Qwen2VLAttention", "transformers Qwen3VLTextAttention"),
     **{

@@ -27,6 +27,7 @@ from relpos import (
     NoPosition,
     Positions,
     RelativePositionBias,
+    RotaryDINOv3,
     RotaryEmbedding,
     RotaryMixed,
     RowRule,
@@ -49,7 +50,7 @@ ON_A_LINE: list[Mechanism] = [
 ]  # fmt: skip
 ON_A_GRID: list[Mechanism] = [
     DecomposedPosition(8, (2, 3)), FactoredBias(4, (2, 3)), ImageRelativePosition(4, 8), LogContinuousBias(4, (2, 3)),
-    RelativePositionBias(4, (2, 3)), RotaryMixed(4, 8),
+    RelativePositionBias(4, (2, 3)), RotaryDINOv3(8), RotaryMixed(4, 8),
 ]  # fmt: skip
 BETWEEN_TOKENS: list[Mechanism] = [RotaryEmbedding(8), XPos(8)]
 TUPE = TUPEPosition(4, 8, 32, seq_len=6)

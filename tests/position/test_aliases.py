@@ -185,6 +185,7 @@ def test_a_module_with_a_name_that_is_taken(
             "rope", {"queries": Grid(2, 2)},
             "RotaryEmbedding(head_dim=8, axes=2, base=100.0, layout='interleaved')",
         ),
+        ("rotary_dinov3", {"queries": Grid(2, 2)}, "RotaryDINOv3(head_dim=8)"),
         ("rotary_mixed", {"queries": Grid(2, 2)}, "RotaryMixed(num_heads=2, head_dim=8)"),
         ("xpos", {}, "XPos(head_dim=8)"),
     ],

@@ -20,6 +20,7 @@ from relpos import (
     MultiHeadAttention,
     MultimodalRotary,
     NoPosition,
+    RotaryDINOv3,
     RotaryEmbedding,
     RotaryMixed,
     Rotation,
@@ -34,6 +35,7 @@ TURNED: dict[str, Any] = {
     "rotary on a grid": lambda width, **partial: RotaryEmbedding(width, axes=2, **partial),
     "dynamic": lambda width, **partial: RotaryEmbedding(width, scaling=DynamicNTK(1.0, 2), **partial),
     "xpos": lambda width, **partial: XPos(width, **partial),
+    "dinov3": lambda width: RotaryDINOv3(width),
     "mixed": lambda width: RotaryMixed(2, width),
     "multimodal": lambda width: MultimodalRotary(width, (2, 1, 1)),
 }

@@ -27,7 +27,7 @@ from relpos.testing.calls import states_of
 
 pytestmark = pytest.mark.slow
 
-NEVER = {"learned", "sinusoidal_1d", "sinusoidal_2d", "tupe", "fire", "rotary_dynamic_ntk"}
+NEVER = {"learned", "sinusoidal_1d", "sinusoidal_2d", "tupe", "fire", "rotary_dinov3", "rotary_dynamic_ntk"}
 """What moving everything alike changes: vectors of a place, and what looks at how far a query or the text goes."""
 
 TABLED = {"learned", "tupe"}

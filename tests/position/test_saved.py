@@ -63,6 +63,10 @@ DIFFERENT = [  # what is built here, what was saved, and what of that is said
         "RotaryEmbedding(4, scaling=LongRoPE((1.0, 1.0), (2.0, 8.0), 16, 2.0))", r"long_factor=\(2, 8\)",
     ),
     ("RotaryEmbedding(8)", "RotaryEmbedding(8, scaling=halved)", "scaling=halved"),
+    (
+        "RotaryDINOv3(8)", "RotaryDINOv3(8, base=50.0, periods=(1.0, 9.0), normalize='max', layout='interleaved')",
+        r"base=50, periods=\(1, 9\), normalize='max', layout='interleaved'",
+    ),
     ("RotaryMixed(2, 8)", "RotaryMixed(2, 8, layout='half')", "layout='half'"),
     ("Sandwich(2)", "Sandwich(2, width=64, base=100)", "width=64, base=100"),
     (

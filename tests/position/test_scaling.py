@@ -24,6 +24,7 @@ from relpos import (
     Mask,
     NTKScaling,
     Positions,
+    ProportionalScaling,
     RotaryEmbedding,
     Sequence,
     YaRN,
@@ -90,6 +91,10 @@ def llama3(d: int, base: float, length: int, s: float, trained: int, low: float,
             smooth = (trained / wave - low) / (high - low)
             bands.append((1 - smooth) * theta / s + smooth * theta)
     return bands, 1.0
+
+
+def proportional(d: int, base: float, length: int, share: float, s: float) -> Scaled:
+    return [theta / s if p < math.floor(share * d / 2) else 0.0 for p, theta in enumerate(plain(d, base))], 1.0
 
 
 # the suite: attention by loops with those
@@ -186,6 +191,16 @@ class TestLlama3(Scaling):
     preset = "rotary_llama3"
 
 
+class TestProportional(Scaling):
+    """Of 2 pairs the first turns."""
+
+    alike = True
+    scaling = ProportionalScaling
+    loops = proportional
+    arguments = (0.75, 2.0)
+    row = "ProportionalScaling"
+
+
 # frequencies
 
 
@@ -242,6 +257,36 @@ def test_frequencies_as_published(trained: int, base: float, partial: float) -> 
 
 
 @pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("share", [0.25, 0.3, 1.0])
+@pytest.mark.parametrize("head_dim", [6, 512])
+def test_proportional_frequencies_as_published(head_dim: int, share: float) -> None:
+    """Pairs are rounded down, and those that do not turn are exactly 0."""
+    for factor, (dtype, slack) in itertools.product((1.0, 3.0), ((torch.float64, 1e-13), (torch.float32, 5e-6))):
+        function, settings = published("proportional", head_dim, share, 128, rope_theta=1e6, factor=factor)
+        with running_in(dtype):
+            theirs, magnitude = function(settings)
+        bands = ProportionalScaling(share, factor)(1e6, head_dim // 2, 1)
+        assert list(bands[0]) == pytest.approx(theirs.tolist(), rel=slack, abs=0)
+        assert bands[1] == magnitude == 1.0
+
+
+@pytest.mark.usefixtures("timm")
+def test_gemma_4s_waves() -> None:
+    """The cosines and sines of its full attention, by its own configuration: a quarter of the pairs, base 1,000,000."""
+    configs = importlib.import_module("transformers.models.gemma4.configuration_gemma4")
+    settings = configs.Gemma4TextConfig(hidden_size=32, num_attention_heads=2, head_dim=16, global_head_dim=32)
+    rope = settings.rope_parameters["full_attention"]
+    assert rope == {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+    with running_in(torch.float64):
+        rotary = model("gemma4").Gemma4TextRotaryEmbedding(settings)
+        theirs = rotary(torch.zeros(1, 9, 32, dtype=torch.float64), torch.arange(9)[None], "full_attention")
+    own = RotaryEmbedding(32, base=1e6, scaling=ProportionalScaling(rope["partial_rotary_factor"]))
+    angles = own.angles(Sequence(9))[0].repeat(1, 1, 2)
+    for found, wanted in zip((angles.cos(), angles.sin()), theirs, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("timm")
 def test_deepseeks_magnitude() -> None:
     """The ratio that YaRN's docstring gives for mscale and mscale_all_dim."""
     rope = {"original_max_position_embeddings": 4096, "mscale": 0.9, "mscale_all_dim": 0.7}
@@ -270,6 +315,9 @@ KINDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "yarn": (YaRN(4.0, 16), OF_16, "rotary_yarn"),
     "longrope": (
         LongRoPE(tuple(LONG["short_factor"]), tuple(LONG["long_factor"]), 16, 4.0), {**OF_16, **LONG}, "LongRoPE",
+    ),
+    "proportional": (
+        ProportionalScaling(0.5, 2.0), {"partial_rotary_factor": 0.5, "factor": 2.0}, "ProportionalScaling",
     ),
     "llama3": (
         Llama3Scaling(8.0, 16, 1.0, 4.0), {**OF_16, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},

@@ -15,10 +15,10 @@ from typing import Any
 
 from relpos.core.checks import fail, without_remedy
 from relpos.models.positions import RotaryChoice
-from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, YaRN
+from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, ProportionalScaling, YaRN
 from relpos.position.scaling import RotaryScaling
 
-_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
@@ -30,7 +30,7 @@ def llama_rotation(config: Mapping[str, Any]) -> RotaryChoice:
     """
     rope = _settings(config)
     base = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _kind(rope)
     if kind not in _TYPES:
         remedy = "relpos.LanguageModel has no other: with other angles the weights compute nonsense."
         fail(f"a Llama whose rope_type is {', '.join(_TYPES[:-1])} or {_TYPES[-1]}", repr(kind), remedy)
@@ -47,11 +47,19 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
         remedy = "relpos.LanguageModel has the same rotation in every layer."
         fail("a Llama with one rotation for all layers", ", ".join(nested), remedy)
-    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if part is not None and part != 1:
+    part = _part(rope, config)
+    if part is not None and part != 1 and _kind(rope) != "proportional":
         remedy = "transformers' own Llama does not compute it: it rotates whole heads anyway, or fails."
         fail("a Llama with partial_rotary_factor = 1.0", repr(part), remedy)
     return rope
+
+
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _part(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    return rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
 
 
 def _scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScaling | None:
@@ -65,6 +73,9 @@ def _scaling(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> R
             return DynamicNTK(rope["factor"], longest)
         case "llama3":
             return Llama3Scaling(rope["factor"], trained, rope["low_freq_factor"], rope["high_freq_factor"])
+        case "proportional":  # Gemma 4's, which transformers' Llama computes too
+            part = _part(rope, config)
+            return ProportionalScaling(1.0 if part is None else part, rope.get("factor", 1.0))
         case "yarn":
             factor = _factor(rope["factor"], longest, trained)
             fast, slow = rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0

@@ -28,9 +28,18 @@ from relpos.position.relative import (
     get_relative_position_index_2d,
 )
 from relpos.position.rotary import RotaryEmbedding
+from relpos.position.rotary_dinov3 import RotaryDINOv3
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
-from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position.scaling import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPE,
+    NTKScaling,
+    ProportionalScaling,
+    YaRN,
+)
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
 from relpos.position.t5 import T5Bias
@@ -63,7 +72,9 @@ __all__ = [
     "NoPosition",
     "OffsetBias",
     "Preset",
+    "ProportionalScaling",
     "RelativePositionBias",
+    "RotaryDINOv3",
     "RotaryEmbedding",
     "RotaryMixed",
     "Sandwich",

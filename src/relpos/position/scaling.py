@@ -12,6 +12,7 @@ partial rotation is unchanged. With w[p] = base ** (-p / P), factor s and traine
     LongRoPE         w[p] / f[p], searched f, one list up to L and one beyond it; magnitude sqrt(1 + ln s / ln L)
                                                                     Ding et al. 2024
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
+    ProportionalScaling    w[p] / s for the first pairs, 0 for the others              Gemma 4
 
 The length is the largest position among the given queries and keys, plus 1 (for `Positions`, their `high`). Only
 `DynamicNTK` and `LongRoPE` depend on it. With these, a key that is rotated before it is cached keeps the frequencies of
@@ -318,5 +319,44 @@ class Llama3Scaling:
         return tuple(scaled(w) for w in frequencies(pairs, base)), 1.0
 
 
-OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling)
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """The fastest pairs rotate as in a whole head, the slowest do not rotate ("proportional").
+
+    A partial rotation (`rotary_dim`) has frequencies and pairs of its own dimensions alone. Here both are those of the
+    whole head: in the layout "half", the pairs that rotate have dimensions in both halves.
+
+    Source: Gemma 4 (Google 2026), as in transformers.
+
+    Args:
+        share: of the pairs that rotate, rounded down; `partial_rotary_factor` of a configuration.
+        factor: the frequencies are divided by it; 1 in Gemma 4.
+
+    Raises:
+        ValueError: a number out of its range.
+
+    Examples:
+        >>> rotary = relpos.RotaryEmbedding(16, base=1e6, scaling=relpos.ProportionalScaling(0.25))
+        >>> [round(w, 4) for w in rotary.bands(1)[0]]
+        [1.0, 0.1778, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    share: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_number(self.share, "share", "above 0", "Use the checkpoint's partial_rotary_factor; Gemma 4's is 0.25.")
+        if self.share > 1:
+            fail(
+                "share of at most 1", str(self.share), "Use the checkpoint's partial_rotary_factor; Gemma 4's is 0.25."
+            )
+        _require_factor(self.factor)
+
+    def __call__(self, base: float, pairs: int, length: int) -> Scaled:
+        """The frequency of each pair, and the magnitude."""
+        rotate = int(self.share * pairs)
+        return tuple(w / self.factor if p < rotate else 0.0 for p, w in enumerate(frequencies(pairs, base))), 1.0
+
+
+OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling, ProportionalScaling)
 """Scalings with one list of frequencies, or two, for all lengths."""

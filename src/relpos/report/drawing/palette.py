@@ -35,7 +35,7 @@ MECHANISMS = (
     ("relative_2d", "t5", "alibi", "relative_1d", "kerple_log", "kerple_power", "sandwich", "fire", "log_cpb",
      "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d", "fox"),
     ("rotary_2d", "rotary_1d", "xpos", "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear",
-     "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal"),
+     "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal", "rotary_dinov3"),
     ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed",
      "inkling"),
     ("learned+relative_2d", "rotary_2d+relative_2d", "rotary_1d+t5"),

@@ -1,0 +1,32 @@
+"""`relpos vectors`: write the golden vectors, exact cases to test an implementation of positions with."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relpos.cli.progress import say
+
+if TYPE_CHECKING:
+    from relpos_command.requests import VectorsRequest
+
+
+def run(request: VectorsRequest) -> None:
+    """Run the verb."""
+    from rich.console import Console
+
+    from relpos.core.checks import fail
+    from relpos.files.writing import write_whole
+
+    out = Path(request.out)
+    if out.exists():
+        fail("a file that does not exist yet", str(out), "Choose another; nothing is overwritten.")
+    if out.suffix.lower() != ".json":
+        fail("a file that ends in .json", str(out), f"Write for example relpos vectors {out.stem}.json.")
+    if not out.parent.is_dir():
+        fail("a file in a folder that exists", str(out), f"Create {out.parent} first.")
+    text = resources.files("relpos").joinpath("golden_vectors.json").read_text("utf-8")
+    write_whole(out, text, new=True)
+    say(Console(), f"Wrote {len(json.loads(text)['cases'])} cases: {out}. Format: docs/golden-vectors.md")
