@@ -70,6 +70,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "NTKScaling": {"factor": 2.0},
     "PatchEmbedding": {"img_size": 8, "patch_size": 4},
     "Positions": {"values": torch.tensor([1, 2]), "low": 0, "high": 5},
+    "ProportionalScaling": {"part": 0.25},
     "QueryBias": {"u": torch.zeros(4, 8)},
     "QueryScale": {"factor": torch.ones(1, 4, 6)},
     "RMSNorm": {"d_model": 8},

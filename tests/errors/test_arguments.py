@@ -185,6 +185,10 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "LongRoPE": {**FACTOR, "magnitude": ("above 0", "Leave it out for the published one.")},
     "MultimodalRotary": {"base": ("above 0", PUBLISHED)},
     "NTKScaling": FACTOR,
+    "ProportionalScaling": {
+        **FACTOR,
+        "part": ("above 0", "It is the part of the pairs that rotate; Gemma 4 has 0.25."),
+    },
     "RelativePositionBias": STD,
     "RotaryEmbedding": {"base": ("above 0", "Use the checkpoint's rope_theta; RoFormer's is 10000.")},
     "RotaryMixed": {"base": ("above 0", "The published one is 10.")},

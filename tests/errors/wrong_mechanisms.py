@@ -24,6 +24,7 @@ from relpos import (
     MultimodalRotary,
     OffsetBias,
     Positions,
+    ProportionalScaling,
     RelativePositionBias,
     RotaryEmbedding,
     RotaryMixed,
@@ -219,6 +220,10 @@ CASES: dict[str, list[Row]] = {
          "a grid for a log-spaced continuous bias; got Sequence(length=6, start=0, prefix=0). Build it with ..."),
         (lambda: LogContinuousBias(4, (2, 3)).terms(Sequence(6)),
          "coordinates with 2 axes; got 1. Build it for that many axes."),
+    ],
+    "ProportionalScaling": [
+        (lambda: ProportionalScaling(1.5),
+         "part of at most 1; got 1.5. It is the part of the pairs that rotate; Gemma 4 has 0.25."),
     ],
     "LongRoPE": [
         (lambda: LongRoPE(1.0, (1.0,), 2048, 4.0),

@@ -1,4 +1,4 @@
-"""A window for each layer of a language model: which tokens each layer sees, by loops; decoded, packed, saved, refused."""
+"""A window for each layer of a language model: what each layer sees, by loops; decoded, packed, saved, refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from small import text
 from torch import Tensor
 
-from relpos import KeyValueCache, LanguageModel, RotaryEmbedding, load_weights
+from relpos import KeyValueCache, LanguageModel, load_weights
 from relpos.models import RotaryChoice
 
 TOKENS = torch.tensor([[0, 3, 1, 6, 2, 5, 4, 4, 1], [6, 6, 0, 2, 3, 1, 5, 0, 2]])
@@ -28,7 +28,13 @@ def seen(window: int | None, n: int = 9) -> list[list[bool]]:
 
 @pytest.mark.parametrize(
     ("window", "of_layers"),
-    [(None, [None] * 4), (3, [3] * 4), ((3, 3, None), [3, 3, None, 3]), ([1, None], [1, None, 1, None]), (50, [50] * 4)],
+    [
+        (None, [None] * 4),
+        (3, [3] * 4),
+        ((3, 3, None), [3, 3, None, 3]),
+        ([1, None], [1, None, 1, None]),
+        (50, [50] * 4),
+    ],
 )
 def test_each_layer_sees_its_window(window: Any, of_layers: list[int | None]) -> None:
     model = text(depth=4, position="t5~none", window=window)

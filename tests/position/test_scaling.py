@@ -24,6 +24,7 @@ from relpos import (
     Mask,
     NTKScaling,
     Positions,
+    ProportionalScaling,
     RotaryEmbedding,
     Sequence,
     YaRN,
@@ -90,6 +91,11 @@ def llama3(d: int, base: float, length: int, s: float, trained: int, low: float,
             smooth = (trained / wave - low) / (high - low)
             bands.append((1 - smooth) * theta / s + smooth * theta)
     return bands, 1.0
+
+
+def proportional(d: int, base: float, length: int, part: float, s: float) -> Scaled:
+    """Of d / 2 pairs the first part, rounded down, turns."""
+    return [theta / s if p + 1 <= part * (d / 2) else 0.0 for p, theta in enumerate(plain(d, base))], 1.0
 
 
 # the suite: attention by loops with those
@@ -186,6 +192,18 @@ class TestLlama3(Scaling):
     preset = "rotary_llama3"
 
 
+class TestProportional(Scaling):
+    """Of 2 pairs the second stands still."""
+
+    alike = True
+    scaling = ProportionalScaling
+    loops = proportional
+    arguments = (0.6, 2.0)
+    axes = (1,)
+    row = "ProportionalScaling"
+    every = 4
+
+
 # frequencies
 
 
@@ -228,6 +246,9 @@ def test_frequencies_as_published(trained: int, base: float, partial: float) -> 
                 {**original, "low_freq_factor": 2.0, "high_freq_factor": 32.0},
             ),
         ]
+        if partial == 1.0:  # theirs is such a part of the pairs, where that of the others is of the dimensions
+            parts = (0.25, 0.3, 1.0)
+            rows += [(ProportionalScaling(x, s), "proportional", {"partial_rotary_factor": x}) for x in parts]
         for ours, kind, rope in rows:
             function, settings = published(kind, 64, partial, trained, rope_theta=base, factor=s, **rope)
             for length, (dtype, slack) in itertools.product(

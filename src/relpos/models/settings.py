@@ -12,11 +12,20 @@ from typing import Any
 from relpos.core.checks import fail, require_choice
 from relpos.models.llama_rotation import llama_rotation
 from relpos.models.positions import RotaryChoice
-from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPE,
+    NTKScaling,
+    ProportionalScaling,
+    YaRN,
+)
 
 ModelArguments = dict[str, Any]
 """Arguments of a model by name, as plain values."""
-_SCALINGS = {one.__name__: one for one in (DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN)}
+_KINDS = (DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, ProportionalScaling, YaRN)
+_SCALINGS = {one.__name__: one for one in _KINDS}
 _ROTARY = RotaryChoice.__name__
 
 

@@ -30,7 +30,15 @@ from relpos.position.relative import (
 from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
-from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position.scaling import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPE,
+    NTKScaling,
+    ProportionalScaling,
+    YaRN,
+)
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
 from relpos.position.t5 import T5Bias
@@ -63,6 +71,7 @@ __all__ = [
     "NoPosition",
     "OffsetBias",
     "Preset",
+    "ProportionalScaling",
     "RelativePositionBias",
     "RotaryEmbedding",
     "RotaryMixed",

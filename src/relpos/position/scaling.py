@@ -12,6 +12,7 @@ partial rotation is unchanged. With w[p] = base ** (-p / P), factor s and traine
     LongRoPE         w[p] / f[p], searched f, one list up to L and one beyond it; magnitude sqrt(1 + ln s / ln L)
                                                                     Ding et al. 2024
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
+    ProportionalScaling   w[p] / s for the fastest part of the pairs, 0 for the others  Barbero et al. 2025 (p-RoPE)
 
 The length is the largest position among the given queries and keys, plus 1 (for `Positions`, their `high`). Only
 `DynamicNTK` and `LongRoPE` depend on it. With these, a key that is rotated before it is cached keeps the frequencies of
@@ -318,5 +319,42 @@ class Llama3Scaling:
         return tuple(scaled(w) for w in frequencies(pairs, base)), 1.0
 
 
-OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling)
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """The fastest part of the pairs rotates; the slowest do not, and carry content wherever the tokens are (p-RoPE).
+
+    `rotary_dim` is another partial rotation: its pairs are of the first dimensions alone and reach from the fastest
+    frequency to the slowest. Here a pair keeps its dimensions and frequency.
+
+    Source: Barbero et al. 2025 (Round and Round We Go!), p-RoPE; rounded as in Gemma 4 (transformers' "proportional").
+
+    Args:
+        part: of the pairs, rounded down; 0.25 in Gemma 4.
+        factor: divides the positions, as in `LinearScaling`.
+
+    Raises:
+        ValueError: no part above 0 and at most 1, or no factor above 0.
+
+    Examples:
+        >>> relpos.RotaryEmbedding(16, base=1e6, scaling=relpos.ProportionalScaling(0.25)).bands(1)[0]
+        (1.0, 0.1778279410038923, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    """
+
+    part: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_number(self.part, "part", "above 0", _PART)
+        if self.part > 1:
+            fail("part of at most 1", str(self.part), _PART)
+        _require_factor(self.factor)
+
+    def __call__(self, base: float, pairs: int, length: int) -> Scaled:
+        """The frequency of each pair, and the magnitude."""
+        turning = int(self.part * pairs)
+        return (*(w / self.factor for w in frequencies(pairs, base)[:turning]), *[0.0] * (pairs - turning)), 1.0
+
+
+_PART = "It is the part of the pairs that rotate; Gemma 4 has 0.25."
+OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling, ProportionalScaling)
 """Scalings with one list of frequencies, or two, for all lengths."""
