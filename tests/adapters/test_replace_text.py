@@ -25,6 +25,8 @@ DECODERS = ["GPT-2", "Llama", "GPT-2, eager", "Llama, eager"]
         *(("Llama", one) for one in ("learned+relative_1d", "alibi", "shaw", "xpos")),
         ("GPT-2, eager", "learned+relative_1d"),
         ("Llama, eager", "rotary_1d+t5"),
+        ("GPT-2", "fox"),
+        ("Llama", "fox+rotary_1d~inkling"),
     ],
 )
 @torch.no_grad()
@@ -44,7 +46,7 @@ def test_decoding_with_a_cache_is_the_full_pass(name: str, position: str) -> Non
     torch.testing.assert_close(torch.cat(pieces, dim=1), full, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("position", ["relative_1d", "learned", "rotary_1d", "t5"])
+@pytest.mark.parametrize("position", ["relative_1d", "learned", "rotary_1d", "t5", "fox"])
 @torch.no_grad()
 def test_decoding_of_t5_is_the_full_pass(position: str) -> None:
     model = t5()
@@ -57,7 +59,13 @@ def test_decoding_of_t5_is_the_full_pass(position: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "position"),
-    [("GPT-2", "learned"), ("Llama", "rotary_1d+t5"), ("GPT-2, eager", "relative_1d"), ("Llama, eager", "learned")],
+    [
+        ("GPT-2", "learned"),
+        ("Llama", "rotary_1d+t5"),
+        ("GPT-2, eager", "relative_1d"),
+        ("Llama, eager", "learned"),
+        ("Llama", "fox+rotary_1d"),
+    ],
 )
 @torch.no_grad()
 def test_decoding_of_a_padded_batch(name: str, position: str) -> None:

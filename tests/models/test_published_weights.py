@@ -98,12 +98,13 @@ SWIN = {
 }
 
 
-def llama(**settings: Any) -> nn.Module:
+def llama(name: str = "Llama", **settings: Any) -> nn.Module:
     small = {"vocab_size": 11, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
              "attn_implementation": "eager"}  # fmt: skip
     library = imported("transformers")
-    return library.LlamaForCausalLM(library.LlamaConfig(**{**small, **settings}))
+    config = getattr(library, f"{name}Config")(**{**small, **settings})
+    return getattr(library, f"{name}ForCausalLM")(config)  # type: ignore[no-any-return]
 
 
 def our_llama(**settings: Any) -> relpos.LanguageModel:
@@ -127,6 +128,9 @@ LLAMA_JOINED = {
 }
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 4.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+MINISTRAL = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 7,
+             "num_hidden_layers": 3, "head_dim": 8}  # fmt: skip
+OUR_MINISTRAL = {"depth": 3, "window": (7, 7, None)}
 
 
 def llama_pair(oracle: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Pair:
@@ -191,6 +195,10 @@ PAIRS = {
         {"rope_parameters": LLAMA3, "num_key_value_heads": 1},
         {"position": RotaryChoice(500000.0, relpos.Llama3Scaling(4.0, 16)), "num_kv_heads": 1},
     ),
+    "mistral": llama_pair(
+        "transformers MistralForCausalLM", {"name": "Mistral", "sliding_window": 7, "head_dim": 8}, {"window": 7}
+    ),
+    "ministral": llama_pair("transformers MinistralForCausalLM", {"name": "Ministral", **MINISTRAL}, OUR_MINISTRAL),
 }  # fmt: skip
 
 

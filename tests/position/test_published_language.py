@@ -1,4 +1,5 @@
-"""Parity with language models as Hugging Face publishes them: T5, BLOOM, MPT, Llama, GPT-NeoX, GPT-J, RoFormer, Marian.
+"""Parity with language models as Hugging Face publishes them: T5, BLOOM, MPT, Llama, GPT-NeoX, GPT-J, RoFormer, Marian
+and Llama 4.
 
 Never skipped: transformers is part of the test extra. Whole layers run in float32 as they are, and in float64 with
 float64 wherever they say float32 (`published.running_in`). Private functions of theirs are used where nothing else has
@@ -7,6 +8,8 @@ the numbers.
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity import TIGHT, layers_agree
-from position.published import DTYPES, before, config, heads, model, random, running_in, tokens
+from parity import LIMITS, TIGHT, layers_agree
+from position.published import DTYPES, before, config, heads, merged, model, random, running_in, tokens
 from relpos import (
     ALiBi,
     LineBias,
     Mask,
     Mechanism,
+    QueryScale,
     RotaryEmbedding,
     Sequence,
     SinusoidalPositionEmbedding,
@@ -232,3 +236,31 @@ def test_sinusoids_added_to_tokens(width: int, name: str, dtype: torch.dtype) ->
     ours = own.embed(x, Sequence(n, start=start))
     limit = {torch.float64: 1e-14, torch.float32: 2e-6}[dtype]
     layers_agree("sinusoidal_1d (grouped)", f"transformers {name}", ours, theirs, {"x": x}, limit=limit)
+
+
+# Llama 4
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [N, 1], ids=["a text", "a token after a cache"])
+def test_llama_4s_temperature(n: int, dtype: torch.dtype) -> None:
+    """Its layers without a rotation: queries grow by the logarithm of how often 7 tokens came before."""
+    settings = importlib.import_module("transformers").Llama4TextConfig(
+        num_hidden_layers=1, hidden_size=12, num_attention_heads=3, num_key_value_heads=1, head_dim=4,
+        no_rope_layers=[0], attn_temperature_tuning=True, attn_scale=0.7, floor_scale=7,
+    )  # fmt: skip
+    settings._attn_implementation = "eager"
+    block = random(model("llama4").Llama4TextAttention(settings, 0), dtype)
+    x, past = tokens(2, n, 12, dtype=dtype), [tokens(2, 1, N - n, 4, dtype=dtype) for _ in "kv"]
+    with running_in(dtype):
+        cache = importlib.import_module("transformers").DynamicCache() if n < N else None
+        if cache is not None:
+            cache.update(*past, 0)
+        theirs, _ = block(x, None, before(N, dtype)[None, None, N - n :], cache)
+    q, *kv = (heads(one(x), count) for one, count in ((block.q_proj, 3), (block.k_proj, 1), (block.v_proj, 1)))
+    k, v = (torch.cat(pair, dim=2) for pair in zip(past, kv, strict=True))
+    factor = torch.tensor([1 + 0.7 * math.log1p((place + 1) // 7) for place in range(N - n, N)], dtype=torch.float64)
+    position = QueryScale(factor[None, None])
+    causal = Mask.causal() if n == N else None
+    output = block.o_proj(merged(attention(q, k, v, position=position, mask=causal, backend="reference")))
+    agree("QueryScale", block, x, output, theirs, limit=LIMITS[dtype])  # one query: gradients of its keys cancel

@@ -27,12 +27,14 @@ from relpos.adapters.replacements.repositioned import (
     put_in_front,
 )
 from relpos.adapters.replacements.stacks import Given, Stack
+from relpos.adapters.replacements.states import LayerStates
 from relpos.adapters.reporting import OwnPosition, ReplacementReport
 from relpos.adapters.retrofitting import undone_on_error, without_retrofit
 from relpos.core import Coordinates, Sequence, require_coordinates
 from relpos.core.checks import fail, require_flag, shape_of
 from relpos.models.positions import PositionChoice, canonical
 from relpos.position import find
+from relpos.position.base.states import terms_at_rest
 from relpos.position.base.wrapped import acts_on_tokens
 
 OWN = "own"
@@ -184,8 +186,10 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
     """The mechanisms of a stack, tested on its coordinates before anything changes."""
     site = stack.site
     site = type(site)(**{**vars(site), "init_std": init_std})
-    positions = ReplacedPositions.for_layers(position, site, len(stack.layers), shared=shared, trainable=trainable)
-    assert isinstance(positions, ReplacedPositions)
+    with_states = stack.mixin.hands_on_states
+    positions = ReplacedPositions.of_layers(
+        position, site, len(stack.layers), shared=shared, trainable=trainable, with_states=with_states
+    )
     first = positions.sums()[0]
     if acts_on_tokens(first) and not stack.tokens:
         remedy = "Choose one that acts in attention, such as a bias or a rotation."
@@ -197,11 +201,12 @@ def _built(stack: Stack, position: PositionChoice, shared: bool, trainable: bool
         count = min(site.queries.count, 8) if is_growing(site.queries) else site.queries.count
         x = weight.new_zeros(1, site.num_heads, count, site.head_dim)
         for number in range(len(positions)):
-            LayerPosition(positions, number, site.queries).terms(count, count).check(x, x, x)
+            layer, states = LayerPosition(positions, number, site.queries), weight.new_zeros(1, count, site.embed_dim)
+            layer.terms(count, count, LayerStates(states, layer.remembered(states))).check(x, x, x)
         for one in (
             positions.sums()[: positions.period] if is_growing(site.queries) and site.causal and count > 1 else ()
         ):
-            one.terms(Sequence(1, start=count - 1), Sequence(count))
+            terms_at_rest(one, Sequence(1, start=count - 1), Sequence(count))
         LayerPosition(positions, 0, site.queries).embed(weight.new_zeros(1, count, site.embed_dim))
     return positions
 

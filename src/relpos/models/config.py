@@ -10,7 +10,7 @@ from typing import Literal
 
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice
-from relpos.models.attention_choice import AttentionChoice
+from relpos.models.attention_choice import AttentionChoice, WindowChoice
 from relpos.models.positions import PositionChoice
 
 
@@ -78,6 +78,7 @@ class LanguageConfig:
     norm_eps: float | None
     mlp_hidden: int | None
     embed_scale: float | None
+    window: WindowChoice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ from relpos.core.checks import (
 from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
-from relpos.models.attention_choice import AttentionChoice, kind_of, pattern
+from relpos.models.attention_choice import AttentionChoice, WindowChoice, kind_of, pattern, windowed, windows_of
 from relpos.models.config import LanguageConfig
 from relpos.models.positions import PositionChoice, canonical, in_use
 from relpos.models.sampling import require_sampling, sample
@@ -63,6 +63,8 @@ class LanguageModel(Transformer):
         embed_scale: factor on the embedded tokens; None for 3 sqrt(E). Llama's is 1.
         qkv_bias: whether the attention's two projections have biases.
         tie_embeddings: whether the head shares the token embedding's weights.
+        window: number of tokens that a token sees in attention, itself included (a sliding window); None for all. A
+            tuple is a schedule, as of positions: layer i has entry i modulo their number. Only with "full" attention.
 
     Raises:
         ValueError: arguments contradict each other, or the position does not apply to sequences.
@@ -108,7 +110,9 @@ class LanguageModel(Transformer):
         norm_eps: float | None = None,
         mlp_hidden: int | None = None,
         embed_scale: float | None = None,
+        window: WindowChoice = None,
     ) -> None:
+        window = tuple(window) if isinstance(window, list) else window
         position = canonical(position, axes=1)
         config = LanguageConfig(
             vocab_size=vocab_size,
@@ -136,6 +140,7 @@ class LanguageModel(Transformer):
             norm_eps=norm_eps,
             mlp_hidden=mlp_hidden,
             embed_scale=embed_scale,
+            window=window,
         )
         block = BlockConfig(
             dim=embed_dim,
@@ -158,7 +163,7 @@ class LanguageModel(Transformer):
         require_int(vocab_size, "vocab_size", at_least=1)
         require_int(context, "context", at_least=1)
         require_flag(tie_embeddings, "tie_embeddings")
-        self.context = context
+        self.context, self.windows = context, windows_of(window, attention, depth)
         self.blocks = self.block_config.blocks(depth)
         self.token_embed = nn.Embedding(vocab_size, embed_dim)
         self.norm = norm_layer(norm, embed_dim, norm_eps)
@@ -182,24 +187,29 @@ class LanguageModel(Transformer):
 
     def _embed(
         self, tokens: Int[Tensor, "B N"], cache: KeyValueCache | None, segments: Int[Tensor, "B N"] | None
-    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None, Coordinates]:
-        """The input of the first block, the terms of each layer, the mask, and where the tokens are."""
+    ) -> tuple[Float[Tensor, "B N E"], list[Terms], list[Mask | None], Coordinates]:
+        """The input of the first block, the terms and the mask of each layer, and where the tokens are."""
         self._check(tokens, cache, segments)
         n, before = tokens.shape[1], 0 if cache is None else cache.length
         queries: Coordinates = Sequence(n, start=before)
         keys: Coordinates | None = None
         mask: Mask | None = Mask.causal()
+        orders: tuple[Tensor, Tensor] | tuple[None, None] = None, None  # of queries and keys, where not their index
         if segments is not None:
             queries, mask = self._packed(segments), Mask.causal() & Mask.packed(segments)
+            orders = (queries.values[..., 0],) * 2  # a window counts the tokens of its own document
         elif before:
             keys, order = Sequence(before + n), torch.arange(before + n, device=tokens.device)
-            mask = Mask.causal(order[before:], order) if n > 1 else None  # a single token attends to all before it
+            orders = order[before:], order
+            mask = Mask.causal(*orders) if n > 1 else None  # a single token attends to all before it
         if (pairs := pattern(self.attention, Sequence(n))) is not None:
             pairs = pairs.to(tokens.device)
             mask = pairs if mask is None else pairs & mask
+        masks = {window: windowed(mask, window, *orders) for window in set(self.windows)}
         x = self.token_embed(tokens) * self.embed_scale
         positions = in_use(self.positions)
-        return self.pos_drop(positions.embed(x, queries)), positions.terms(queries, keys), mask, queries
+        x = self.pos_drop(positions.embed(x, queries))
+        return x, positions.terms(queries, keys), [masks[window] for window in self.windows], queries
 
     def _packed(self, segments: Int[Tensor, "B N"]) -> Positions:
         """The positions of tokens in packed documents; raises if one is longer than the context."""

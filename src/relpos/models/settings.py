@@ -106,7 +106,7 @@ def llama_arguments(config: Mapping[str, Any]) -> ModelArguments:
 
 _NOT_IN_SHAPES = (
     "num_heads", "num_kv_heads", "norm", "norm_eps", "qk_norm", "mlp", "position", "attention", "version",
-    "window_size", "global_pool", "fc_norm", "embed_scale",
+    "window_size", "global_pool", "fc_norm", "embed_scale", "window",
 )  # fmt: skip
 """Arguments that change the result but not the shapes of weights."""
 
@@ -125,6 +125,7 @@ def _usual(arguments: ModelArguments) -> ModelArguments:
         found["num_kv_heads"] = found.get("num_heads")
     if found.get("norm_eps") is None and "norm_eps" in found:
         found["norm_eps"] = 1e-5 if found.get("norm", "layernorm") == "layernorm" else 1e-6
+    found.setdefault("window", None)  # of folders older than windows, and of Llama
     if found.get("position") == "rotary_1d":
         found["position"] = _plain(RotaryChoice())
     return found

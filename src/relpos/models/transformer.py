@@ -117,21 +117,21 @@ class Transformer(PretrainedModel):
         return after
 
     def _features(
-        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, coordinates: Coordinates,
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], masks: list[Mask | None], coordinates: Coordinates,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "B N E"]:  # fmt: skip
         """Normalized tokens after the last block."""
         caches = [None] * len(self.blocks) if cache is None else cache.layers
-        for block, position, layer in zip(self.blocks, terms, caches, strict=True):
+        for block, position, mask, layer in zip(self.blocks, terms, masks, caches, strict=True):
             x = self._block(block, x, coordinates, position=position, mask=mask, cache=layer)
         features: Tensor = self.norm(x)
         return features
 
     def _maps(
-        self, x: Float[Tensor, "B N E"], terms: list[Terms], mask: Mask | None, coordinates: Coordinates
+        self, x: Float[Tensor, "B N E"], terms: list[Terms], masks: list[Mask | None], coordinates: Coordinates
     ) -> Iterator[Float[Tensor, "B H N N"]]:
         """Yield the attention weights of each layer."""
-        for block, position in zip(self.blocks, terms, strict=True):
+        for block, position, mask in zip(self.blocks, terms, masks, strict=True):
             assert isinstance(block, TransformerBlock)
             where = None if block.attn.position is None else coordinates
             yield block.attn.weights(block.norm1(x), position=position, coordinates=where, mask=mask)

@@ -190,17 +190,17 @@ class VisionTransformer(Transformer):
 
     def _embed(
         self, images: Float[Tensor, "B C height width"]
-    ) -> tuple[Float[Tensor, "B N E"], list[Terms], Mask | None, Grid]:
-        """The input of the first block, the terms of each layer, the mask, and where the tokens are."""
+    ) -> tuple[Float[Tensor, "B N E"], list[Terms], list[Mask | None], Grid]:
+        """The input of the first block, the terms and the mask of each layer, and where the tokens are."""
         # Under autocast the convolution returns half precision; the residual stream keeps the weights' dtype.
         x = self.patch_embed(images).to(self.patch_embed.proj.weight.dtype)
         coordinates = self.patch_embed.grid((images.shape[2], images.shape[3]), self.prefix)
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         mask = pattern(self.attention, coordinates)
-        mask = None if mask is None else mask.to(x.device)
+        masks = [None if mask is None else mask.to(x.device)] * len(self.blocks)
         positions = in_use(self.positions)
-        return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), mask, coordinates
+        return self.pos_drop(positions.embed(x, coordinates)), positions.terms(coordinates), masks, coordinates
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Tokens after the last block, prefix first; normalized unless `fc_norm`."""

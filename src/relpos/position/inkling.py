@@ -54,7 +54,7 @@ class InklingBias(FromStates):
         embed_dim: width of a hidden state, E.
         width: the numbers that a state is projected to, a head.
         extent: distances that have a bias: 0 to `extent - 1`.
-        init_std: standard deviation that both weights start from; 0 for zeros.
+        init_std: standard deviation that both weights start from; 0 for curves of 0, which still learn.
 
     Attributes:
         r_proj: `[E -> H * width]`, without a bias, named as published.
@@ -84,8 +84,8 @@ class InklingBias(FromStates):
         self.init_std = init_std
         self.r_proj = nn.Linear(embed_dim, num_heads * width, bias=False)
         self.proj = nn.Parameter(torch.empty(width, extent))
-        for weight in self.parameters():
-            start_table(weight, init_std)
+        for name, weight in self.named_parameters():  # if both were 0, neither would get a gradient
+            start_table(weight, init_std if name == "proj" else init_std or 0.02)
 
     @classmethod
     def from_site(cls, site: Site) -> Self:

@@ -12,7 +12,7 @@ partial rotation is unchanged. With w[p] = base ** (-p / P), factor s and traine
     LongRoPE         w[p] / f[p], searched f, one list up to L and one beyond it; magnitude sqrt(1 + ln s / ln L)
                                                                     Ding et al. 2024
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
-    ProportionalScaling    w[p] / s for the first pairs, 0 for the others              Gemma 4
+    ProportionalScaling    w[p] / s for the first pairs, 0 for the others              Barbero et al. 2025, Gemma 4
 
 The length is the largest position among the given queries and keys, plus 1 (for `Positions`, their `high`). Only
 `DynamicNTK` and `LongRoPE` depend on it. With these, a key that is rotated before it is cached keeps the frequencies of
@@ -326,7 +326,7 @@ class ProportionalScaling:
     A partial rotation (`rotary_dim`) has frequencies and pairs of its own dimensions alone. Here both are those of the
     whole head: in the layout "half", the pairs that rotate have dimensions in both halves.
 
-    Source: Gemma 4 (Google 2026), as in transformers.
+    Source: Barbero et al. 2025 (Round and Round We Go!), p-RoPE; rounded as in Gemma 4 (transformers' "proportional").
 
     Args:
         share: of the pairs that rotate, rounded down; `partial_rotary_factor` of a configuration.

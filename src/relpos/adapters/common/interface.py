@@ -166,9 +166,11 @@ def _attention(
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     by_token: bool = False,
+    relpos_states: Any = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours."""
+    """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours.
+    `relpos_states` come from a layer whose replaced position is made from them."""
     attend_repositioned = getattr(module, "attend_repositioned", None)  # set if the position was replaced
     if attend_repositioned is None and recorded():
         more |= {} if is_causal is None else {"is_causal": is_causal}
@@ -183,7 +185,8 @@ def _attention(
         causal = False  # such a mask includes causality
     if attend_repositioned is not None:
         refuse_weights(weights_are_recorded())  # there is no published version of a replaced position
-        out = attend_repositioned(query, key, value, attention_mask, causal=causal, scale=scaling, dropout=dropout)
+        given = {"causal": causal, "scale": scaling, "dropout": dropout, "states": relpos_states}
+        out = attend_repositioned(query, key, value, attention_mask, **given)
         return out.transpose(1, 2), None
     by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
     own_mask = attention_mask is None or attention_mask.dim() == 2

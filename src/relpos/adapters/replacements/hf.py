@@ -13,18 +13,29 @@ from torch import Tensor
 
 from relpos.adapters.common.interface import implementation, is_switched, refuse_static
 from relpos.adapters.replacements.repositioned import Repositioned
+from relpos.adapters.replacements.states import LayerStates
 from relpos.core.checks import fail
 
 
 class RepositionedInterfaceAttention(Repositioned):
-    """Attention that calls its configuration's attention function, which calls `attend_repositioned`."""
+    """Attention that calls its configuration's attention function, which calls `attend_repositioned`.
+
+    Published layers pass arguments that they do not know on to that function: so it gets the hidden states.
+    """
+
+    hands_on_states = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
         if not is_switched(self.config):  # the published function would attend without any position
             remedy = "Call set_attn_implementation on the model whose position was replaced."
             fail("a configuration that selects relpos's attention", implementation(self.config), remedy)
-        refuse_static(kwargs.get("past_key_values"))
+        cache = kwargs.get("past_key_values")
+        refuse_static(cache)
+        if self.layer_position.needs_states:
+            own: Tensor = args[0] if args else kwargs["hidden_states"]
+            states = LayerStates(own, self.layer_position.remembered(own))
+            kwargs |= {"relpos_states": states, "past_key_values": states.kept_in(cache)}
         return super().forward(*args, **kwargs)
 
 

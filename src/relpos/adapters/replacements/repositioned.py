@@ -20,12 +20,15 @@ from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
+from relpos.adapters.replacements.states import LayerStates
 from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
-from relpos.core.checks import fail
+from relpos.core.checks import fail, without_autocast
 from relpos.core.private import constant_while_tracing
-from relpos.models.positions import LayerPositions, in_use
+from relpos.models.positions import LayerPositions, PositionChoice, in_use
+from relpos.position import Site, Sum
 from relpos.position.base.device import settle
 from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.states import needs_states, remembers, terms_of
 from relpos.position.base.wrapped import acts_on_tokens
 
 CHILD = "positions"
@@ -47,6 +50,27 @@ class ReplacedPositions(LayerPositions):
     _frozen_by_name = False
     _warning: FrozenWarning | None = None
     _initial_writes: WriteCounts | None = None
+
+    @classmethod
+    def of_layers(
+        cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool, with_states: bool
+    ) -> ReplacedPositions:
+        """Build a choice's mechanisms for a site. `with_states`: the layers hand hidden states to them.
+
+        Raises:
+            ValueError: a mechanism that needs hidden states in layers that hand none on, or shared by layers.
+        """
+        positions, own = cls.and_own(position, site, depth, shared=shared, trainable=trainable)
+        if names := ", ".join(sorted({type(part).__name__ for one in own if one is not None for part in one.parts()})):
+            if not with_states:
+                remedy = "GPT-2, Llama, T5, BERT and ViT of transformers hand them on; choose another position here."
+                fail("a position that needs no hidden states", names, remedy)
+            if shared:
+                remedy = f"Each layer has its own, since it has its own hidden states: leave {cls.sharing} out."
+                fail(f"{cls.sharing}=False with {names}", "True", remedy)
+            both = [(one, *([] if more is None else [more])) for one, more in zip(positions.sums(), own, strict=True)]
+            positions = cls([Sum(one) for one in both], depth, trainable, positions.period)
+        return positions
 
     def begin(self, warning: FrozenWarning) -> None:
         """Record the initial parameters and the warning to give."""
@@ -115,21 +139,38 @@ class LayerPosition:
         if isinstance(child, ReplacedPositions):
             child.warn_if_frozen(q.requires_grad)
 
-    def terms(self, queries: int, keys: int) -> Terms:
+    @property
+    def mechanism(self) -> Mechanism:
+        """That of the layer."""
+        sums = self.sums()
+        return sums[self.layer % len(sums)]
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether the layer's mechanism is made from hidden states."""
+        return needs_states(self.mechanism)
+
+    def remembered(self, states: Tensor) -> Tensor | None:
+        """What keys with these hidden states contribute, if the mechanism remembers that."""
+        settle(self.child, states.device)
+        mechanism: Any = self.mechanism
+        with without_autocast(states.device):
+            return mechanism.remembered(states) if remembers(mechanism) else None
+
+    def terms(self, queries: int, keys: int, states: LayerStates | None = None) -> Terms:
         """The position terms of the last `queries` of `keys` tokens.
 
         Raises:
             ValueError: the number of tokens differs from the coordinates'.
         """
-        sums = self.sums()
-        mechanism = sums[self.layer % len(sums)]
+        given = (None, None) if states is None else (states.own, states.remembered)
         if not is_growing(self.coordinates):
             self._require_all(queries)
             self._require_all(keys)
-            return mechanism.terms(self.coordinates)
+            return terms_of(self.mechanism, self.coordinates, None, *given)
         if queries == keys:
-            return mechanism.terms(Sequence(keys))
-        return mechanism.terms(Sequence(queries, start=keys - queries), Sequence(keys))
+            return terms_of(self.mechanism, Sequence(keys), None, *given)
+        return terms_of(self.mechanism, Sequence(queries, start=keys - queries), Sequence(keys), *given)
 
     def embed(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
         """Tokens `[B, N, E]` with their absolute position added, if a mechanism has one.
@@ -170,6 +211,8 @@ class Repositioned(Retrofitted):
     """Common base of the mixins."""
 
     also_recorded = True  # there is no published version of a replaced position
+    hands_on_states: ClassVar[bool] = False
+    """Whether a layer gives `attend_repositioned` the hidden states that its queries are projected from."""
 
     def __prepare_scriptable__(self) -> nn.Module:
         wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
@@ -199,6 +242,7 @@ class Repositioned(Retrofitted):
         causal: bool = False,
         scale: float | None = None,
         dropout: float = 0.0,
+        states: LayerStates | None = None,
     ) -> Tensor:
         """Attention of the last N of M tokens with the layer's mechanism, `[B, H, N, D]`.
 
@@ -206,19 +250,20 @@ class Repositioned(Retrofitted):
             mask: `[B, M]`, True or 1 at real keys. Or four dimensions: True where a pair may attend, or numbers added
                 to scores.
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
+            states: for a mechanism that is made from them.
         """
         if self.training and torch.is_grad_enabled():
             self.layer_position.warn_if_frozen(q)
         settle(self.layer_position.child, q.device)
-        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal)
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal, states=states)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
 
     def terms_and_mask(
-        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool
+        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool, states: LayerStates | None = None
     ) -> tuple[Terms, Mask | None]:
         """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
-        terms = self.layer_position.terms(queries, keys)
+        terms = self.layer_position.terms(queries, keys, states)
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None
         return terms, mask_of(mask, queries, keys, causal=causal)
