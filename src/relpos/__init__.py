@@ -66,6 +66,8 @@ from relpos.models import LanguageModel, SwinTransformer, VisionTransformer, cou
 from relpos.optim import Lion, Sophia, parameter_groups, sampled_loss
 from relpos.position import (
     ALiBi,
+    CABLEBias,
+    CARoPE,
     ClippedBias,
     CoPE,
     DecomposedPosition,
@@ -120,6 +122,8 @@ __all__ = [
     "AdamW",
     "AxisVectors",
     "Blocks",
+    "CABLEBias",
+    "CARoPE",
     "ClippedBias",
     "CoPE",
     "ComparisonResult",
