@@ -77,3 +77,26 @@ def decodes_as_it_reads(position: str, remembers: int) -> None:
     packed = model(tokens[:1], segments=torch.tensor([[0] * 5 + [1] * 7]))
     alone = torch.cat([model(tokens[:1, :5]), model(tokens[:1, 5:])], dim=1)
     torch.testing.assert_close(packed, alone, rtol=1e-11, atol=1e-11)
+
+
+def engines_agree(mechanism: Any, backend: str) -> None:
+    """Four query heads on two of keys, each row of a batch with its own angles and padding on the left."""
+    torch.manual_seed(0)
+    own, n, width = mechanism.double(), 7, mechanism.head_dim
+    x = torch.randn(2, n, mechanism.embed_dim, dtype=torch.float64, requires_grad=True)
+    q, k, v = (torch.randn(2, heads, n, width, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    real = torch.arange(n) >= torch.tensor([[0], [3]])
+    places = relpos.Positions((real.cumsum(1) - 1).clamp(min=0), low=0, high=n - 1)
+    mask = relpos.Mask.padding(real) & relpos.Mask.causal(torch.arange(n), torch.arange(n))
+    found = [
+        relpos.attention(q, k, v, position=own, queries=places, states=x, mask=mask, backend=name)
+        for name in (backend, "reference")
+    ]
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    leaves = [q, k, v, x, *own.parameters()]
+    pair = [torch.autograd.grad(out.square().sum(), leaves) for out in found]
+    for mine, theirs in zip(*pair, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    short = [y[1:, ..., 3:, :] for y in (q, k, v)]
+    given: Any = {"position": own, "queries": relpos.Sequence(4), "states": x[1:, 3:], "mask": "causal"}
+    torch.testing.assert_close(found[0][1:, :, 3:], relpos.attention(*short, **given), rtol=1e-12, atol=1e-12)

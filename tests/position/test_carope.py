@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from position.of_content import ContentRotationSuite, decodes_as_it_reads
+from position.of_content import ContentRotationSuite, decodes_as_it_reads, engines_agree
 from relpos import CARoPE, RotaryEmbedding, Sequence, Site
 
 
@@ -52,6 +52,13 @@ def test_it_starts_as_rope(layout: Literal["half", "interleaved"]) -> None:
     first = turn.key[0, 0, :1]  # type: ignore[attr-defined,index]
     assert ((turn.key[0, 0] - first) - plain.key[0, 0]).abs().max() < 0.02  # type: ignore[attr-defined,index]
     assert torch.equal(turn.key[0, 0, :, 0], torch.arange(1.0, 32_769, dtype=torch.float64))  # type: ignore[attr-defined,index]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "streaming", "auto"])
+def test_grouped_heads_in_every_engine(backend: str) -> None:
+    own = CARoPE(4, 6, 8)
+    nn.init.normal_(own.frequency_proj.weight, std=0.7)
+    engines_agree(own, backend)
 
 
 def test_a_model_decodes_crops_and_reorders_as_it_reads() -> None:

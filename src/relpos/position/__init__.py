@@ -33,6 +33,7 @@ from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
 from relpos.position.scaling import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, YaRN
+from relpos.position.selective_rope import SelectiveRoPE
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
 from relpos.position.t5 import T5Bias
@@ -71,6 +72,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryMixed",
     "Sandwich",
+    "SelectiveRoPE",
     "ShawPosition",
     "SinusoidalPositionEmbedding",
     "Site",

@@ -138,7 +138,7 @@ PRESETS = [
         title="CABLE, context-aware",
         build=CABLEBias.from_site,
         summary="Each token says by its content how much distance it adds, and each query by its own how much distance "
-        "counts, per head. It is ALiBi whose distances and slopes the text chooses; a head can skip what has no weight.",
+        "counts, per head. It is ALiBi with distances and slopes that the text chooses; a head can skip empty words.",
         source="Veisi et al. 2025 (CABLE), section 3",
         token_axes=(1,),
         family="bias",

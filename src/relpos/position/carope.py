@@ -4,11 +4,11 @@
     angle[h, t, p] = sum of f[h, s] ** p over s up to t             pair p = 0 ... P - 1
 
 x are the hidden states that q, k and v are projected from. Queries and keys turn by the angle of their token, so that a
-score depends on what lies between the two. With one f for all tokens it is RoPE with base `f ** -P`; so it starts, w 0
-and b that of `base`. Pair 0 turns by a radian a token whatever the content is, as RoPE's first.
+score depends on what lies between the two. With one f for all tokens it is RoPE with base `f ** -P`; so it starts, w
+0 and b that of `base`. Pair 0 turns by a radian a token whatever the content is, as RoPE's first.
 
 The sums run over the keys in their order, each row of a batch for itself, and a query stands at its place among them.
-What a key contributes is f, so that a cache of it may be cut at either end. Prefix tokens are not turned and add nothing.
+What a key contributes is f, so that a cache of it may be cut at either end. Prefix tokens are not turned and add 0.
 
 Source: Veisi, Fartoot, Amirzadeh 2025 ("Context-aware Rotary Position Embedding", arXiv 2507.23083), section 2. No code
 is published. The paper has no b; without one, no w gives all tokens RoPE's frequencies, as which it says to start. It
@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Rotation, Terms
-from relpos.core.checks import require_int, require_number
+from relpos.core.checks import fail, require_int, require_number
 from relpos.core.rotation import require_layout
 from relpos.position.base.from_states import FromStates, projected
 from relpos.position.base.mechanism import AS_IS
@@ -82,7 +82,9 @@ class CARoPE(FromStates):
         require_int(num_heads, "num_heads", at_least=1)
         require_int(head_dim, "head_dim", at_least=2)
         require_int(embed_dim, "embed_dim", at_least=1)
-        require_number(base, "base", "above 1", "RoFormer's is 10000.")
+        require_number(base, "base", "above 0", "RoFormer's is 10000.")
+        if base <= 1:
+            fail("base above 1", f"{base:g}", "Every frequency lies between 0 and 1; RoFormer's base is 10000.")
         require_layout(layout)
         self.num_heads, self.head_dim, self.embed_dim, self.base = num_heads, head_dim, embed_dim, base
         self.layout: Literal["half", "interleaved"] = layout
