@@ -8,7 +8,8 @@ x are the hidden states that q, k and v are projected from. It is ALiBi whose di
 a token of which the relu is 0 takes no distance, and each query has a slope of its own. Without g, and with softplus
 for relu, it is the forget gate (`fox`). Use it under a causal mask: a key after the query would be rewarded. The sums
 run over the keys in their order, each row of a batch for itself, and a query stands at its place among them. What a key
-contributes is its relu, so that a cache of it may be cut at either end. Pairs of a prefix token have no bias.
+contributes is its relu, so that a cache of it may be cut at either end. Tokens of one document stand side by side, for
+what stands between two tokens counts. Pairs of a prefix token have no bias.
 
 Sums are as exact at 32,768 tokens as their differences: whole numbers times g rounded to bfloat16 are one term, all
 products of which are exact in float32; a second term is what they leave out, with the gradient. In TF32 the second is

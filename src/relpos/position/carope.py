@@ -8,7 +8,8 @@ score depends on what lies between the two. With one f for all tokens it is RoPE
 0 and b that of `base`. Pair 0 turns by a radian a token whatever the content is, as RoPE's first.
 
 The sums run over the keys in their order, each row of a batch for itself, and a query stands at its place among them.
-What a key contributes is f, so that a cache of it may be cut at either end. Prefix tokens are not turned and add 0.
+What a key contributes is f, so that a cache of it may be cut at either end. Tokens of one document stand side by side,
+for a score depends on all tokens in between. Prefix tokens are not turned and add 0.
 
 Source: Veisi, Fartoot, Amirzadeh 2025 ("Context-aware Rotary Position Embedding", arXiv 2507.23083), section 2. No code
 is published. The paper has no b; without one, no w gives all tokens RoPE's frequencies, as which it says to start. It

@@ -10,9 +10,10 @@ direction, so that a score depends on what lies between the two. Where each step
 
 The sums run over the keys in their order, each row of a batch for itself, and a query stands at its place among them.
 What a key contributes is phi, before the convolution: P numbers a head in the cache. Only its end may be cut: the first
-K - 1 tokens after a cut at the front would lose what the convolution takes from before. The convolution reaches a key
-only from the place it has before the token: the first token of a document or after padding, which counts from 0 again
-in `Positions`, does not see what stands before it in the row. Prefix tokens are not turned and add nothing.
+K - 1 tokens after a cut at the front would lose what the convolution takes from before. The convolution takes in a
+token only where its position is k below the present one's: the first token of a document or after padding, which counts
+from 0 again in `Positions`, does not see what stands before it in the row. Tokens of one document stand side by side.
+Prefix tokens are not turned and add nothing.
 
 Source: Movahedi et al. 2026 ("Selective Rotary Position Embedding", ICLR 2026, arXiv 2511.17388) and the authors' code,
 `SelectiveRoPE`, with the settings of its published configurations: projections of low rank (32) without a bias, the
@@ -77,7 +78,7 @@ class SelectiveRoPE(FromStates):
     """
 
     growth = (AS_IS,)
-    saved_settings = ("base", "layout")
+    saved_settings = ("num_heads", "base", "layout")
 
     def __init__(
         self,
@@ -128,9 +129,11 @@ class SelectiveRoPE(FromStates):
         """phi of each token, head and pair, in float32 or wider."""
         slices = at_least_float32(states).unflatten(-1, (self.num_heads, -1))
         normed = slices * (slices.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
-        first, second = (layer.weight for layer in self.phi_proj)
-        phi = projected(projected(normed.flatten(2), first), second)
-        return phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        phi = normed.flatten(2)
+        for layer in self.phi_proj:
+            phi = projected(phi, layer.weight)  # type: ignore[arg-type]
+        turned: Tensor = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return turned
 
     def from_states(
         self,
@@ -164,7 +167,7 @@ PRESETS = [
         name="selective_rope",
         title="Rotary (Selective RoPE)",
         build=SelectiveRoPE.from_site,
-        summary="Each token is projected to a step for every pair of dimensions, forwards or backwards; pairs rotate by "
+        summary="Each token is projected to a step for each pair of dimensions, forwards or backwards; pairs rotate by "
         "the sum of the steps so far. The text decides how fast positions pass; at the start hardly any do.",
         source="Movahedi et al. 2026 (Selective RoPE), as its configurations: rank 32, 4 tokens, base 500,000",
         token_axes=(1,),
