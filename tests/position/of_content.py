@@ -18,6 +18,7 @@ class ContentRotationSuite(LibrarySuite):
     """A subclass gives what each key turns by. The suite's hidden states are q and k, the heads side by side."""
 
     axes = (1,)
+    translation_invariant = True
 
     def takes(self, case: Any) -> bool:
         """Irregular coordinates are served where queries are keys."""

@@ -11,9 +11,9 @@ run over the keys in their order, each row of a batch for itself, and a query st
 contributes is its relu, so that a cache of it may be cut at either end. Tokens of one document stand side by side, for
 what stands between two tokens counts. Pairs of a prefix token have no bias.
 
-Sums are as exact at 32,768 tokens as their differences: whole numbers times g rounded to bfloat16 are one term, all
-products of which are exact in float32; a second term is what they leave out, with the gradient. In TF32 the second is
-rounded, to about 0.03 g at such sums. The gradient of g is a difference of sums in float32.
+Scores are exact to about 0.00001 where sums are 30,000: whole numbers times g rounded to 64ths are one term, in which all is
+exact in float32, and in TF32 where g is below 4. A second term is what they leave out, with the gradient; in TF32 it is
+rounded to about 0.1 at such sums. The gradient of g is a difference of sums in float32.
 
 Source: Veisi, Amirzadeh, Mansourian 2025 ("Context-aware Biases for Length Extrapolation", arXiv 2503.08067v3),
 section 3, equations 2 to 7. There b and c are left out; they are in the authors' code, whose first version (February
@@ -38,6 +38,9 @@ from relpos.position.base.preset import Preset
 from relpos.position.base.running_sums import places_among, products, running_sums, whole_parts
 from relpos.position.base.site import Site
 from relpos.position.base.tables import require_std
+
+_PARTS = 64
+"""Weights are whole numbers of such parts, and rests of them. Their products with 2 ** 15 have 24 bits below 8."""
 
 
 class CABLEBias(FromStates):
@@ -110,27 +113,20 @@ class CABLEBias(FromStates):
         layer = self.cable_layer_scale
         weight = F.softplus(projected(states[:, queries.prefix :], layer.weight, layer.bias)).transpose(1, 2)
         weight = weight.to(dtype)
-        rough = weight.detach().bfloat16().to(dtype)  # times a whole number below 2 ** 16: exact in float32
+        rough = (weight.detach() * _PARTS).round() / _PARTS
         places = places_among(queries, keys, steps.device, "CABLEBias")
         thousands, units, rest = whole_parts(running_sums(steps))
         whole = (thousands + units).to(dtype)
         thousands, units, rest = (x.to(dtype) for x in (thousands, units, rest))
         one = torch.ones_like(whole)[..., 1:]
-        exact = [(part, one) for part in _pieces(rough.double() * whole[..., places].double(), dtype)]
+        product = rough.double() * whole[..., places]
+        large = (product / _PARTS).round() * _PARTS
+        exact = [(part.to(dtype), one) for part in (large, product - large)]
         exact += [(rough, -part[..., 1:]) for part in (thousands, units)]
         fine = weight - rough
         left = [(fine * whole[..., places] + weight * rest[..., places], one)]
         left += [(fine, -whole[..., 1:]), (weight, -rest[..., 1:])]
         return Terms(products(exact, queries, keys), products(left, queries, keys))
-
-
-def _pieces(x: Float[Tensor, "B H N"], dtype: torch.dtype) -> list[Float[Tensor, "B H N"]]:
-    """Three numbers of 8 bits whose sum is x, of 24 bits."""
-    pieces = []
-    for _ in range(3):
-        pieces.append(x.bfloat16().to(x.dtype))
-        x = x - pieces[-1]
-    return [piece.to(dtype) for piece in pieces]
 
 
 PRESETS = [
