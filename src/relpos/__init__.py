@@ -67,6 +67,8 @@ from relpos.models import LanguageModel, SwinTransformer, VisionTransformer, cou
 from relpos.optim import Lion, Sophia, parameter_groups, sampled_loss
 from relpos.position import (
     ALiBi,
+    CABLEBias,
+    CARoPE,
     ClippedBias,
     CoPE,
     DecomposedPosition,
@@ -95,6 +97,7 @@ from relpos.position import (
     RotaryEmbedding,
     RotaryMixed,
     Sandwich,
+    SelectiveRoPE,
     ShawPosition,
     SinusoidalPositionEmbedding,
     Site,
@@ -123,6 +126,8 @@ __all__ = [
     "AdamW",
     "AxisVectors",
     "Blocks",
+    "CABLEBias",
+    "CARoPE",
     "ClippedBias",
     "CoPE",
     "ComparisonResult",
@@ -182,6 +187,7 @@ __all__ = [
     "Sandwich",
     "Scale",
     "ScaledDotProductAttention",
+    "SelectiveRoPE",
     "Sequence",
     "ShawPosition",
     "Sinks",

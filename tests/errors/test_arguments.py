@@ -69,6 +69,8 @@ LEAST: dict[str, dict[str, int]] = {
     "ALiBi": {"num_heads": 1},
     "ALiBi, axes": {"num_axes": 1},
     "Blocks": {"size": 1},
+    "CABLEBias": {"num_heads": 1, "embed_dim": 1},
+    "CARoPE": {"num_heads": 1, "head_dim": 2, "embed_dim": 1},
     "ClippedBias": {"num_heads": 1, "max_distance": 0},
     "CoPE": {"head_dim": 1, "max_position": 1},
     "DecomposedPosition": {"head_dim": 1},
@@ -103,6 +105,7 @@ LEAST: dict[str, dict[str, int]] = {
     "RotaryMixed": {"num_heads": 1, "head_dim": 4},
     "RowRule": {"width": 1},
     "Sandwich": {"num_heads": 1, "width": 2},
+    "SelectiveRoPE": {"num_heads": 1, "head_dim": 2, "embed_dim": 1, "rank": 1, "conv_size": 1},
     "Sequence": {"length": 1, "prefix": 0},
     "ShawPosition": {"head_dim": 1, "max_distance": 0},
     "SinusoidalPositionEmbedding": {"embed_dim": 1, "axes": 1},
@@ -165,6 +168,8 @@ MODEL = {
     "mlp_ratio": ("above 0", "It is the MLP's hidden width divided by dim."),
 }
 BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
+    "CABLEBias": STD,
+    "CARoPE": {"base": ("above 0", "RoFormer's is 10000.")},
     "ClippedBias": STD,
     "CoPE": STD,
     "DecomposedPosition": STD,
@@ -201,6 +206,7 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "RotaryMixed": {"base": ("above 0", "The published one is 10.")},
     "Rotation": {"magnitude": ("above 0", "Leave it out for 1.")},
     "Sandwich": {"base": ("above 0", "The published one is 10000.")},
+    "SelectiveRoPE": {**STD, "base": ("above 0", "The published one is 500000.")},
     "ShawPosition": STD,
     "SinusoidalPositionEmbedding": {"base": ("above 0", "The published one is 10000.")},
     "Sophia": {"rho": ("above 0", "The paper uses 0.01 to 0.05.")},
@@ -275,6 +281,7 @@ LAYOUT = ("layout", "'half', 'interleaved'", "'half' pairs p with p + P (Hugging
 BEYOND = ("beyond", "'raise', 'clip'", "Choose one of them for beyond.")
 CHOICES: list[tuple[str, str, str, str]] = [
     ("ALiBi", "distance", "'euclidean', 'manhattan', 'axes'", NO_OTHER),
+    ("CARoPE", *LAYOUT),
     ("FactoredBias", *BEYOND),
     ("ImageRelativePosition", "method", "'product', 'euclidean', 'quantization', 'rows', 'columns'", NO_OTHER),
     ("Kerple", "kernel", "'log', 'power'", NO_OTHER),
@@ -293,6 +300,7 @@ CHOICES: list[tuple[str, str, str, str]] = [
     ("RotaryEmbedding", *LAYOUT),
     ("RotaryMixed", *LAYOUT),
     ("Rotation", *LAYOUT),
+    ("SelectiveRoPE", *LAYOUT),
     ("SinusoidalPositionEmbedding", "layout", "'interleaved', 'half', 'grouped'", "Vaswani's is 'interleaved', ..."),
     ("TransformerBlock", "mlp", "'gelu', 'swiglu'", NO_OTHER),
     ("TransformerBlock", "norm", "'layernorm', 'rmsnorm', 'groupnorm'", NO_OTHER),

@@ -9,6 +9,8 @@ from torch import arange, rand, zeros
 
 from relpos import (
     ALiBi,
+    CABLEBias,
+    CARoPE,
     DecomposedPosition,
     DisentangledPosition,
     FactoredBias,
@@ -31,6 +33,7 @@ from relpos import (
     RotaryMixed,
     Sandwich,
     Scale,
+    SelectiveRoPE,
     Sequence,
     SinusoidalPositionEmbedding,
     T5Bias,
@@ -142,6 +145,18 @@ CASES: dict[str, list[Row]] = {
         (lambda: get_relative_position_index_2d(7), "window_size to be (rows, columns); got int 7. Pass two integers."),
         (lambda: get_relative_position_index_2d((1, 2, 3)),
          "window_size to be (rows, columns); got tuple (1, 2, 3). Pass two integers."),
+    ],
+    "CABLEBias": [
+        (lambda: CABLEBias(2, 8).terms(places(3), Sequence(6), states=(zeros(1, 3, 8), zeros(1, 6, 8))),
+         "the same tokens as queries and keys of a CABLEBias; got ...Sequence(length=6, start=0, prefix=0)...."),
+    ],
+    "CARoPE": [
+        (lambda: CARoPE(2, 8, 8, base=1.0), "base above 1; got 1. Every frequency lies between 0 and 1; ..."),
+        (lambda: CARoPE(2, 8, 8).terms(places(3), Sequence(6), states=(zeros(1, 3, 8), zeros(1, 6, 8))),
+         "the same tokens as queries and keys of a CARoPE; got ...Sequence(length=6, start=0, prefix=0)...."),
+    ],
+    "SelectiveRoPE": [
+        (lambda: SelectiveRoPE(3, 8, 8), "num_heads to divide embed_dim; got 3 and 8. A state is normed by ..."),
     ],
     "ForgetGate": [
         (lambda: ForgetGate(2, 8).terms(Sequence(6)),

@@ -17,7 +17,7 @@ ON_GRIDS = (
     "alibi_manhattan", "alibi_axes", "decomposed", "factored_2d", "irpe_product", "irpe_euclidean", "log_cpb",
     "relative_2d", "rotary_2d", "rotary_mixed", "rotary_2d+relative_2d", "rotary_multimodal", "tupe",
 )  # fmt: skip
-ROTARY = ("rotary", "xpos")
+ROTARY = ("rotary", "xpos", "carope", "selective_rope")
 BRINGS_SCALE = ("t5", "deberta", "tupe")
 
 
@@ -48,7 +48,9 @@ class TermChoices(Chance):
             found.insert(chance.randint(0, len(found)), Part("QueryScale", "t9", options))
         lined = all(side.kind == "sequence" for side in call.sides)
         if lined and not self.few and chance.random() < 0.15:
-            found.append(Part("Mechanism", "t8", {"preset": chance.choice(("fox", "inkling"))}))
+            turned = any(part.options.get("preset", part.kind).startswith(("Rotation", *ROTARY)) for part in known)
+            turning = () if turned or call.width % 4 else ("carope", "selective_rope")
+            found.append(Part("Mechanism", "t8", {"preset": chance.choice(("fox", "inkling", "cable", *turning))}))
         if not self.few and chance.random() < 0.12:
             options = {"batched": chance.random() < 0.5, "heads": chance.random() < 0.7}
             options |= {"rows": chance.choice((1, 3, 40)), "index_dtype": chance.choice(("uint8", "int16", "int64"))}

@@ -108,6 +108,9 @@ def test_the_whole_by_hand(position: str) -> None:
 
 # what a decoder keeps to, with every mechanism
 
+ADDED_UP = {"fox": 1, "cable": 1, "carope": 1, "selective_rope": 2}
+"""Mechanisms that add up what tokens contribute, and the numbers a head of it."""
+
 
 @pytest.mark.parametrize("position", LINE)
 def test_cache_and_causality(position: str) -> None:
@@ -122,7 +125,7 @@ def test_cache_and_causality(position: str) -> None:
     cache = KeyValueCache(2)
     parts = [model(tokens[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 4, 5, 7, 8, 9))]
     assert cache.length == 9
-    gates = 2 * 2 * 4 * 9 * 8 if position == "fox" else 0  # a number of each layer, row, head and token
+    gates = 2 * 2 * 4 * 9 * 8 * ADDED_UP.get(position, 0)  # of each layer, row, head and token
     expected = 2 * 2 * 2 * 2 * 9 * 4 * 8 + gates
     assert cache.bytes == expected, "layers, keys and values, batch, groups, tokens, width, float64"
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
@@ -132,10 +135,10 @@ def test_cache_and_causality(position: str) -> None:
 def test_packed_documents_are_separate_ones(position: str) -> None:
     """Three documents in one row, one of them in two pieces, padding between: values and gradients as alone.
 
-    A forget gate needs documents in one piece: it also forgets what stands between two tokens.
+    What tokens add up, as forget gates, needs documents in one piece: it counts all that stands between two tokens.
     """
     model = small(position=position).double()
-    first = [0, 1, 2, 3] if position == "fox" else [0, 1, 2, 5]
+    first = [0, 1, 2, 3] if position in ADDED_UP else [0, 1, 2, 5]
     segments = torch.full((2, 9), -1)
     tokens = some(2, 9)
     documents = [(0, first), (0, [4]), (0, [6, 7]), (1, list(range(9)))]

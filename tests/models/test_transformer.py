@@ -113,6 +113,7 @@ GROWTH: list[tuple[Build, str | None, tuple[str, ...]]] = [
     (text, "relative_1d", ("interpolated", "clipped")),
     (text, "learned+alibi", ("interpolated", "repeated")),
     (text, "fox", ("as is",)),
+    (text, "selective_rope+cable", ("as is",)),
     (text, "fox~relative_1d", ("interpolated", "clipped")),
 ]
 

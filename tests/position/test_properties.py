@@ -75,10 +75,14 @@ def fit(a: str, b: str) -> bool:
     return bool(one.axes & other.axes) and not (one.rotates and other.rotates) and len(scales) < 2
 
 
+BY_CONTENT = ("carope", "selective_rope")
+"""Rotations by what tokens add up, wherever they stand."""
+
+
 def moves(name: str, prefix: int) -> bool:
     """Whether it claims that moving everything alike changes nothing."""
     parts = name.split("+")
-    rotates = any(TRAITS[part].rotates for part in parts)
+    rotates = any(TRAITS[part].rotates and part not in BY_CONTENT for part in parts)
     unturned = prefix > 0 or any(TRAITS[part].adds_to_queries for part in parts)
     return not NEVER.intersection(parts) and not (rotates and unturned)
 

@@ -62,6 +62,7 @@ DIFFERENT = [  # what is built here, what was saved, and what of that is said
         "RotaryEmbedding(4, scaling=LongRoPE((1.0, 1.0), (2.0, 4.0), 16, 2.0))",
         "RotaryEmbedding(4, scaling=LongRoPE((1.0, 1.0), (2.0, 8.0), 16, 2.0))", r"long_factor=\(2, 8\)",
     ),
+    ("CARoPE(2, 8, 16)", "CARoPE(2, 8, 16, layout='interleaved')", "layout='interleaved'"),
     ("RotaryEmbedding(8)", "RotaryEmbedding(8, scaling=halved)", "scaling=halved"),
     (
         "RotaryDINOv3(8)", "RotaryDINOv3(8, base=50.0, periods=(1.0, 9.0), normalize='max', layout='interleaved')",
@@ -69,6 +70,10 @@ DIFFERENT = [  # what is built here, what was saved, and what of that is said
     ),
     ("RotaryMixed(2, 8)", "RotaryMixed(2, 8, layout='half')", "layout='half'"),
     ("Sandwich(2)", "Sandwich(2, width=64, base=100)", "width=64, base=100"),
+    (
+        "SelectiveRoPE(2, 8, 16)", "SelectiveRoPE(4, 4, 16, base=100, layout='interleaved')",
+        "num_heads=4, base=100, layout='interleaved'",
+    ),
     (
         "SinusoidalPositionEmbedding(16)", "SinusoidalPositionEmbedding(16, axes=2, base=100, layout='half')",
         "axes=2, base=100, layout='half'",
@@ -111,7 +116,19 @@ def test_weights_saved_with_other_settings_are_refused(here: str, saved: str, sa
     refuses(inside, {f"1.{key}": x for key, x in weights.items()}, rf"^expected weights of {name} 1 saved with")
 
 
-WITHOUT = ["clipped", "cope", "decomposed", "factored_2d", "fox", "inkling", "learned", "none", "relative_1d", "shaw"]
+WITHOUT = [
+    "cable",
+    "clipped",
+    "cope",
+    "decomposed",
+    "factored_2d",
+    "fox",
+    "inkling",
+    "learned",
+    "none",
+    "relative_1d",
+    "shaw",
+]
 """What parameters and their shapes tell."""
 
 

@@ -8,6 +8,8 @@ from relpos.position.base.preset import Preset, create_position, find, presets
 from relpos.position.base.scope import decoding, reading_once
 from relpos.position.base.site import Site
 from relpos.position.base.sum import Sum
+from relpos.position.cable import CABLEBias
+from relpos.position.carope import CARoPE
 from relpos.position.clipped import ClippedBias
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition
@@ -40,6 +42,7 @@ from relpos.position.scaling import (
     ProportionalScaling,
     YaRN,
 )
+from relpos.position.selective_rope import SelectiveRoPE
 from relpos.position.shaw import ShawPosition
 from relpos.position.sinusoidal import SinusoidalPositionEmbedding
 from relpos.position.t5 import T5Bias
@@ -49,6 +52,8 @@ from relpos.position.xpos import XPos
 
 __all__ = [
     "ALiBi",
+    "CABLEBias",
+    "CARoPE",
     "ClippedBias",
     "CoPE",
     "DecomposedPosition",
@@ -78,6 +83,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryMixed",
     "Sandwich",
+    "SelectiveRoPE",
     "ShawPosition",
     "SinusoidalPositionEmbedding",
     "Site",

@@ -24,19 +24,17 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from relpos.core import Coordinates, LowRank, Positions, Terms, at_least_float32
-from relpos.core.checks import fail, require_int, require_number
-from relpos.position.base.from_states import FromStates
+from relpos.core import Coordinates, LowRank, Terms
+from relpos.core.checks import require_int, require_number
+from relpos.position.base.from_states import FromStates, projected
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
+from relpos.position.base.running_sums import places_among, products, running_sums, whole_parts
 from relpos.position.base.site import Site
 from relpos.position.base.tables import require_std
-
-_THOUSANDS = 2048
-"""Whole numbers below it, and its multiples by them, are exact in TF32."""
 
 
 class ForgetGate(FromStates):
@@ -88,9 +86,7 @@ class ForgetGate(FromStates):
 
     def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N 1"]:
         """`log f` of each token and head, in float32 or wider."""
-        weight, bias = (at_least_float32(x) for x in (self.fgate_proj.weight, self.fgate_proj.bias))
-        dtype = torch.promote_types(states.dtype, weight.dtype)
-        logits = F.linear(states.to(dtype), weight.to(dtype), bias.to(dtype))
+        logits = projected(states, self.fgate_proj.weight, self.fgate_proj.bias)
         return F.logsigmoid(logits).transpose(1, 2)[..., None]
 
     def from_states(
@@ -102,38 +98,16 @@ class ForgetGate(FromStates):
     ) -> Terms:
         assert remembered is not None
         gates = remembered[..., keys.prefix :, 0]
-        sums = F.pad(gates.cumsum(dim=-1, dtype=torch.float64), (1, 0))  # the first is before all keys
-        whole = sums.detach().round()
-        thousands = (whole / _THOUSANDS).round() * _THOUSANDS
-        places = _places(queries, keys, gates.device)
-        exact, rest = (
-            [x.to(gates.dtype) for x in parts] for parts in ((thousands, whole - thousands), (sums - whole,))
-        )
-        return Terms(*(_differences(parts, places, queries.prefix, keys.prefix) for parts in (exact, rest)))
+        places = places_among(queries, keys, gates.device, "ForgetGate")
+        *whole, rest = (x.to(gates.dtype) for x in whole_parts(running_sums(gates)))
+        one = torch.ones_like(rest)
 
+        def differences(parts: list[Tensor]) -> LowRank:
+            """What the sums at the places of queries are above those of the keys, added up over parts of the sums."""
+            pairs = [pair for part in parts for pair in ((part, one), (one, -part))]
+            return products([(mine[..., places], theirs[..., 1:]) for mine, theirs in pairs], queries, keys)
 
-def _differences(
-    parts: list[Float[Tensor, "B H S"]], places: slice | Int[Tensor, " N"], prefix: int, key_prefix: int
-) -> LowRank:
-    """What the sums at the places of queries are above those of the keys, added up over parts of the sums."""
-    one = torch.ones_like(parts[0])
-    query = torch.stack([x for part in parts for x in (part, one)], dim=-1)[..., places, :]
-    key = torch.stack([x for part in parts for x in (one, -part)], dim=-1)[..., 1:, :]
-    return LowRank(F.pad(query, (0, 0, prefix, 0)), F.pad(key, (0, 0, key_prefix, 0)))
-
-
-def _places(queries: Coordinates, keys: Coordinates, device: torch.device) -> slice | Int[Tensor, " N"]:
-    """How many keys each query has behind it, itself included: its place among the sums."""
-    count, total = queries.count - queries.prefix, keys.count - keys.prefix
-    if isinstance(queries, Positions) or isinstance(keys, Positions):
-        if queries.axes > 1 or count != total or queries.prefix != keys.prefix:
-            came = f"{queries!r} and {keys!r}"
-            fail("the same tokens as queries and keys of a ForgetGate", came, "Give Sequence(n, start=t) of others.")
-        return slice(1, count + 1)
-    first = queries.raster().low[0] - keys.raster().low[0] + 1
-    if first >= 0 and first + count <= total + 1:
-        return slice(first, first + count)
-    return torch.arange(first, first + count, device=device).clamp(0, total)
+        return Terms(differences(whole), differences([rest]))
 
 
 PRESETS = [

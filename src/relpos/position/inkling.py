@@ -18,13 +18,12 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Kind, Lines, LineVectors, Terms, at_least_float32
 from relpos.core.checks import require_int
-from relpos.position.base.from_states import FromStates
+from relpos.position.base.from_states import FromStates, projected
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
@@ -104,9 +103,7 @@ class InklingBias(FromStates):
         states: Float[Tensor, "B N E"],
         remembered: Float[Tensor, "B H M r"] | None,
     ) -> Terms:
-        weight = at_least_float32(self.r_proj.weight)
-        dtype = torch.promote_types(states.dtype, weight.dtype)
-        relative = F.linear(states.to(dtype), weight.to(dtype)).unflatten(-1, (self.num_heads, self.width))
+        relative = projected(states, self.r_proj.weight).unflatten(-1, (self.num_heads, self.width))
         line = self._raster_lines(queries, None if keys is queries else keys)
         return Terms(distance_curves(relative.transpose(1, 2), self.proj, line))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Terms, require_queries_and_keys
+from relpos.core import Coordinates, Terms, at_least_float32, require_queries_and_keys
 from relpos.core.checks import fail, require_device, require_tensor, shape_of, without_autocast
 from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.states import States
@@ -105,3 +106,11 @@ class FromStates(Mechanism):
             fail(wanted, shape_of(x), "Pass what they are projected from; where keys differ, a pair of both.")
         if self.device != torch.device("meta"):
             require_device(x, name, self.device, "Move the mechanism with .to(device).")
+
+
+def projected(
+    states: Float[Tensor, "B N E"], weight: Float[Tensor, "O E"], bias: Float[Tensor, " O"] | None = None
+) -> Float[Tensor, "B N O"]:
+    """`states @ weight.mT + bias`, in float32 or wider."""
+    dtype = torch.promote_types(states.dtype, at_least_float32(weight).dtype)
+    return F.linear(states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
