@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from parity import layers_agree
 from position.published import DTYPES, config, heads, merged, model, random, running_in, tokens
 from position.rotations import RotationSuite
-from relpos import Grid, Positions, RotaryDINOv3, Rotation, Site, attention
+from relpos import Grid, Positions, RotaryDINOv3, Rotation, Site, VisionTransformer, attention
 from relpos.core import Coordinates
 from relpos.testing import oracle
 
@@ -81,6 +81,29 @@ def test_a_part_of_the_image_turns_as_in_the_whole() -> None:
     few = Positions(image.tokens()[3:5], low=(0, 0), high=(1, 3))
     assert torch.equal(own.terms(few, image).one(Rotation).query, cut.query), "the keys tell the size"
     assert torch.equal(own.angles(few, sizes=(3, 4)), cut.query)
+
+
+@pytest.mark.parametrize(("shared", "draws"), [(True, 1), (False, 3)])
+def test_a_shared_rotation_draws_once_for_all_layers(shared: bool, draws: int) -> None:
+    def make(site: Site) -> RotaryDINOv3:
+        return RotaryDINOv3(site.head_dim, rescale=2.0)
+
+    model = VisionTransformer(
+        img_size=8,
+        patch_size=4,
+        embed_dim=8,
+        depth=3,
+        num_heads=2,
+        num_classes=2,
+        position=make,
+        shared_position=shared,
+    )
+    torch.manual_seed(5)
+    model.train()(torch.zeros(1, 3, 8, 8))
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    torch.empty(draws).uniform_()
+    assert torch.equal(torch.rand(1), after)
 
 
 # as published

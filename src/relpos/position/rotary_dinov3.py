@@ -18,7 +18,8 @@ and the shapes of published code, so that the same seed has the same draws (timm
 with `shared_position=True` draw once for all layers, as DINOv3 does; otherwise each layer draws its own.
 
 The layout is "half": pair p is (p, p + D / 2), as in DINOv3, in transformers and in timm's DINOv3, whose EVA models
-otherwise have "interleaved" pairs. Weights of one layout load into the other without an error (timm issue 2692).
+otherwise have "interleaved" pairs. Weights of one layout load into the other without an error, and give other features
+(timm pull request 2692).
 
 Source: Siméoni et al. 2025 (DINOv3), section 3.2, and its code (`RopePositionEmbedding`). Published checkpoints store
 periods in bfloat16; here they are exact, as in transformers and timm. Not to be confused with `rotary_2d`, which counts
