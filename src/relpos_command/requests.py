@@ -18,6 +18,7 @@ from relpos_command.option import (
     read_names,
     read_recipe,
     read_size,
+    read_width,
     write_names,
     write_recipe,
     write_size,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 KINDS = ("positions", "data", "backends")
 WHATS = ("position", "attention", "norm", "optimizer")
 OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
+PLOTS = ("cost", "far-cost", "shift", "canvas", "rotation", "length", "place", "training")
 STRATEGIES = ("ddp", "fsdp")
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
 
@@ -189,6 +191,36 @@ class CompareRequest(DataOptions, MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """`relpos report`."""
+
+    results: str = option(
+        help="the folder of a comparison, or its results.json; alone, its table is printed", metavar="RUN",
+        positional=True,
+    )  # fmt: skip
+    figure: str | None = option(None, "write one figure: a file that ends in pdf, svg or png", "FILE")
+    plot: str | None = option(
+        None,
+        "what the figure shows: cost, accuracy or bits against the time of a step; far-cost, the same at the largest "
+        "shift or the longest text; shift, canvas, rotation, how images fare; length, place, how text fares, by length "
+        "or by position; training, validation over steps",
+        "NAME",
+        choices=PLOTS,
+        default_in_words="cost",
+    )
+    width: float | None = option(
+        None,
+        "of the figure: 3.25in, 8.3cm, 83mm or 240pt; text has 8 points at any width",
+        "WIDTH",
+        default_in_words="3.25in",
+        read=read_width,
+    )
+    latex: bool = option(False, "print the table for LaTeX (booktabs)")
+    csv: bool = option(False, "print every number, one a line")
+    overwrite: bool = option(False, "replace the file if it exists")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
     """`relpos train`."""
 
@@ -315,6 +347,7 @@ class Verb:
 
 VERBS = {
     "compare": Verb("train the same model with each position mechanism and compare the results", CompareRequest),
+    "report": Verb("a finished comparison again: its table, a figure for a paper, LaTeX, CSV", ReportRequest),
     "train": Verb("train one model and save its weights", TrainRequest),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", ShowRequest),
     "bench": Verb(
