@@ -221,6 +221,16 @@ class ReportRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BundleRequest:
+    """`relpos bundle`."""
+
+    results: str = option(help="the folder of a comparison, or its results.json", metavar="RUN", positional=True)
+    out: str = option(help="the file to write, which ends in zip", metavar="OUT", positional=True)
+    with_samples: bool = option(False, "include samples of the data: images with attention, generated text")
+    overwrite: bool = option(False, "replace the file if it exists")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
     """`relpos train`."""
 
@@ -348,6 +358,7 @@ class Verb:
 VERBS = {
     "compare": Verb("train the same model with each position mechanism and compare the results", CompareRequest),
     "report": Verb("a finished comparison again: its table, a figure for a paper, LaTeX, CSV", ReportRequest),
+    "bundle": Verb("a finished comparison as one file to share, without data or names of people", BundleRequest),
     "train": Verb("train one model and save its weights", TrainRequest),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", ShowRequest),
     "bench": Verb(

@@ -166,7 +166,7 @@ def _context(results: Results) -> dict[str, Any]:
         "ignored": _few(results.task.ignored),
         "grown": listed_sizes(results) if len(grown_sizes(results)) > 2 and settings.what != "position" else "",
         "command": command_line(results),
-        "python": _python(results, [*advice.named, *ranked]),
+        "python": program_of(results, [*advice.named, *ranked]),
         "citation": citation(results),
         "bibtex": bibtex(results),
         "style": Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8")),
@@ -276,7 +276,7 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
     return {"seeds": seeds, "rows": rows}
 
 
-def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
+def program_of(results: Results, names: Sequence[str]) -> dict[str, str] | None:
     """Python that trains the first of these without the command; None with the user's own functions or datasets."""
     settings = results.settings
     if settings.model or settings.better or settings.task == "datasets":
