@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from relpos.report.drawing.canvas import drawing
+from relpos.report.drawing.canvas import INK, drawing
 from relpos.report.drawing.palette import Style
 from relpos_command.visible import visible
 
@@ -65,13 +65,16 @@ class Chart:
         return self.figure or ("accuracy" if self.percent else "bits per byte (lower is better)")
 
 
-def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Figure:
+def draw(
+    chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT), ink: str = INK
+) -> Figure:
     """One chart as a figure."""
-    with drawing(size=8.5):
+    with drawing(ink=ink, size=8.5):
         figure = Figure(figsize=size)
         wide = max((len(visible(name)) for name in chart.lines), default=0) + 6
         right = 1 - 0.0125 - wide * 0.0118 * WIDTH / size[0]
-        axes = figure.add_axes((0.135, 0.15, right - 0.135 - 0.07, 0.80))
+        left = 0.135 * WIDTH / size[0]
+        axes = figure.add_axes((left, 0.15, right - left - 0.07 * WIDTH / size[0], 0.80))
         draw_on(axes, chart, looks)
     return figure
 

@@ -30,10 +30,11 @@ def write_figure(chart: Chart, looks: Mapping[str, Style], path: Path, *, width:
         width: in inches.
     """
     with drawing(ink="#000000", size=TEXT), matplotlib.rc_context(_EMBEDDED), readers_fonts():
-        write_whole(path, figure_bytes(_figure(chart, looks, width), path.suffix[1:].lower()))
+        write_whole(path, figure_bytes(paper_figure(chart, looks, width), path.suffix[1:].lower()))
 
 
-def _figure(chart: Chart, looks: Mapping[str, Style], width: float) -> Figure:
+def paper_figure(chart: Chart, looks: Mapping[str, Style], width: float) -> Figure:
+    """The figure itself, to be made and written under the same settings."""
     figure = Figure(figsize=(width, 1.0), layout="constrained")
     axes = figure.add_subplot()
     draw_on(axes, chart, looks, named=False)
