@@ -16,7 +16,7 @@ from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
 
 Refused = Callable[..., str]
-REQUIRED = {"train": "--position none --out x", "list": "data", "retrofit": "hf:x"}
+REQUIRED = {"train": "--position none --out x", "list": "data", "retrofit": "hf:x", "report": "x", "bundle": "x y.zip"}
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.core.checks import fail, require_choice, require_number
 from relpos.report.advice import advise
 from relpos.report.curves import curves, overview
 from relpos.report.drawing.palette import styles
@@ -16,6 +15,7 @@ from relpos.report.standings import contenders, outcomes
 from relpos.report.table import NOTHING, TIMES, Table, build_table
 from relpos.report.terminal import DECIDES
 from relpos.results import Results, read
+from relpos_command.visible import visible
 
 PLOTS = {
     "cost": "the figure on the test data, against the time of a training step",
@@ -54,16 +54,19 @@ def save_figure(
         ValueError: another ending, name or width, or these results lack what the figure shows; one line.
     """
     results, path = read(results), Path(path)
-    require_choice(plot, "plot", tuple(PLOTS))
-    require_number(width, "width", "above 0", f"Pass inches, such as {WIDTH}.")
-    if not _NARROWEST <= width <= _WIDEST:
-        fail(f"a width from {_NARROWEST:g} to {_WIDEST:g} inches", f"{width:g}", f"{WIDTH} is a column of a paper.")
+    if plot not in PLOTS:
+        raise ValueError(f"expected a figure of {', '.join(PLOTS)}; got {plot!r:.60}. Choose one of them.")
+    if isinstance(width, bool) or not isinstance(width, int | float) or not _NARROWEST <= width <= _WIDEST:
+        wanted = f"a width from {_NARROWEST:g} to {_WIDEST:g} inches"
+        raise ValueError(f"expected {wanted}; got {width!r:.60}. {WIDTH} is a column of a paper.")
     if path.suffix[1:].lower() not in ENDINGS:
-        fail(f"a file that ends in .{', .'.join(ENDINGS)}", str(path), f"Write for example {path.stem or plot}.pdf.")
+        remedy = f"Write for example {path.stem or plot}.pdf."
+        raise ValueError(visible(f"expected a file that ends in .{', .'.join(ENDINGS)}; got {path}. {remedy}"))
     charts = figures_of(results)
     if plot not in charts:
         has = ", ".join(charts) or "none yet"
-        fail("a figure whose numbers were measured", f"{plot}; these results have {has}", "Choose another figure.")
+        came = f"got {plot}; these results have {has}"
+        raise ValueError(f"expected a figure whose numbers were measured; {came}. Choose another figure.")
     write_figure(charts[plot], styles(results.names), path, width=width)
     return path
 
