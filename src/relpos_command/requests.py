@@ -194,7 +194,7 @@ class CompareRequest(DataOptions, MachineOptions):
 class ReportRequest:
     """`relpos report`."""
 
-    results: str = option(
+    run: str = option(
         help="the folder of a comparison, or its results.json; alone, its table is printed", metavar="RUN",
         positional=True,
     )  # fmt: skip
@@ -224,7 +224,7 @@ class ReportRequest:
 class BundleRequest:
     """`relpos bundle`."""
 
-    results: str = option(help="the folder of a comparison, or its results.json", metavar="RUN", positional=True)
+    run: str = option(help="the folder of a comparison, or its results.json", metavar="RUN", positional=True)
     out: str = option(help="the file to write, which ends in zip", metavar="OUT", positional=True)
     with_samples: bool = option(False, "include samples of the data: images with attention, generated text")
     overwrite: bool = option(False, "replace the file if it exists")

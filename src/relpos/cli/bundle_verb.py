@@ -21,7 +21,7 @@ def run(request: BundleRequest) -> None:
     from relpos.report.bundle import write_bundle
     from relpos.results import load_results
 
-    results = load_results(request.results)
+    results = load_results(request.run)
     out = free_file(Path(request.out), ("zip",), option="OUT", overwrite=request.overwrite)
     files = write_bundle(results, out, samples=request.with_samples, overwrite=request.overwrite)
     say(Console(), f"Wrote {out}: {', '.join(files)}")

@@ -33,7 +33,7 @@ def run(request: ReportRequest) -> None:
     of_figure = [flag for flag, value in (("--plot", request.plot), ("--width", request.width)) if value is not None]
     if of_figure and not request.figure:
         fail(f"{of_figure[0]} with --figure", "no --figure", "Write for example --figure cost.pdf.")
-    results = load_results(request.results)
+    results = load_results(request.run)
     console = Console()
     if request.latex or request.csv:
         print(to_latex(results) if request.latex else to_csv(results))  # without rich, so that no line is wrapped
