@@ -42,11 +42,13 @@ def options_of(verb: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_option_takes_an_empty_value(verb: str, refused: Refused) -> None:
+    before: list[str] = []  # of what has no flag
     for option, how in options_of(verb).items():
         if how.get("action") == "store_true":
             continue
         required = REQUIRED.get(verb, "").split() if option.startswith("--") else []
-        said = refused([verb, *required, option, ""] if option.startswith("--") else [verb, ""])
+        said = refused([verb, *required, option, ""] if option.startswith("--") else [verb, *before, ""])
+        before += [] if option.startswith("--") else ["x"]
         assert re.match(rf"argument {option}: (expected |invalid choice: ).*''", said, re.IGNORECASE)
         assert said.endswith(f" See relpos {verb} --help.")
 
