@@ -14,12 +14,13 @@ import re
 import sys
 import textwrap
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from atlas_index import axes_in_words, file_of, index, link
 
 import relpos
 from relpos import Grid, Sequence
@@ -30,10 +31,10 @@ from relpos.position.rotary import RULES
 from relpos.report.drawing.canvas import to_svg
 from relpos.report.drawing.explorer_data import FAMILIES, LONGER, began, explored
 from relpos.report.drawing.mechanism_data import View, strips
-from relpos.report.drawing.mechanism_picture import Strip, Words, alone
+from relpos.report.drawing.mechanism_picture import Bars, Maps, Strip, Words, alone
 from relpos.report.drawing.palette import stylesheet
 from relpos.report.drawing.trained_examples import TRAINED_ON, start, trained
-from relpos.report.explorer import explorer_page
+from relpos.report.explorer import explorer_page, explorer_parts
 
 ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"
@@ -56,9 +57,9 @@ MEASURED = {
 }
 """Pages of docs/ with tables of what a mechanism reached: title, how many models those of each table are means of, a
 note, and the columns that are shown."""
-SHORT = {"test": "digits", "+3 px": "digits +3 px", "256, trained": "text", "2,048": "text at 8x"}
-"""Those that the index has, and what it calls them."""
 HEADS, HEAD_DIM = 4, 16
+LINE = 70
+"""Letters of a line of code that a page shows whole."""
 KINDS = {
     "none": "none",
     "absolute": "absolute",
@@ -99,23 +100,40 @@ def write_atlas(pages: Path) -> None:
     folder.mkdir()
     for preset in known.values():
         (folder / file_of(preset.name)).write_text(_page(preset, facts, known), encoding="utf-8")
-    (folder / "index.md").write_text(_index(known, facts), encoding="utf-8")
-    (pages / "explorer-page.html").write_text(explorer(known), encoding="utf-8")
+    entries = explored_all(known)
+    behaviour = {
+        page: {name: row for table in reversed(tables) for name, row in table.items()}
+        for page, tables in facts.measured.items()
+    }
+    text = index({one["name"]: one for one in entries}, known, facts.costs, behaviour)
+    (folder / "index.md").write_text(text, encoding="utf-8")
+    (pages / "explorer-page.html").write_text(explorer_page(entries, version=relpos.__version__), encoding="utf-8")
+    body, script, sheet = explorer_parts(entries)
+    (pages / "explorer.md").write_text(EXPLORER.format(body=body), encoding="utf-8")
+    (pages / "assets" / "explorer.js").write_text(script, encoding="utf-8")
     with (pages / "assets" / "site.css").open("a", encoding="utf-8") as style:
-        style.write(stylesheet('[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'))
+        style.write(sheet + stylesheet('[data-md-color-scheme="default"]', '[data-md-color-scheme="slate"]'))
 
 
-def explorer(known: dict[str, Preset]) -> str:
-    """The explorer with every mechanism, a well-known one first."""
+def explored_all(known: dict[str, Preset]) -> list[dict[str, Any]]:
+    """The explorer's data of every mechanism, a well-known one first."""
     first = "rotary_1d"
     ordered = [known[first], *(one for name, one in known.items() if name != first)]
-    entries = [explored(preset, partial(trained, preset.name)) for preset in ordered]
-    return explorer_page(entries, version=relpos.__version__)
+    return [explored(preset, partial(trained, preset.name)) for preset in ordered]
 
 
-def file_of(name: str) -> str:
-    """The page of a mechanism."""
-    return f"{name.replace('+', '-and-')}.md"
+EXPLORER = """---
+hide: [navigation, toc]
+---
+
+# Explorer
+
+<div class="explorer">{body}</div>
+
+`relpos show --page explorer.html` writes it as one file ([this one](explorer-page.html)).
+
+<script src="assets/explorer.js"></script>
+"""
 
 
 def _site(tokens: Sequence | Grid, heads: int = HEADS) -> Site:
@@ -143,18 +161,18 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
             {
                 "other names": ", ".join(f"<code>{alias}</code>" for alias in preset.aliases) or "none",
                 "kind": FAMILIES[preset.family].lower(),
-                "on": _axes(preset),
+                "on": axes_in_words(preset),
                 "source": html.escape(preset.source, quote=False),
                 "used by": notes["used_by"] or "no published model that we know of",
                 "at other lengths and sizes": _growth(mechanism),
-                "relatives": ", ".join(_link(name) for name in notes["relatives"]),
+                "relatives": ", ".join(link(name) for name in notes["relatives"]),
             }
         ),
         "## In code",
         code_of(preset),
         "## What it looks like",
         _pictures(preset),
-        f"[Play with it in the explorer](../explorer-page.html#name={preset.name.replace('+', '%2B')}).",
+        f'<a href="../explorer.html#name={preset.name.replace("+", "%2B")}">Play with it in the explorer</a>.',
         "## How it works",
         *_formulas(mechanism),
         "## What it costs",
@@ -172,15 +190,6 @@ def _table(rows: dict[str, str]) -> str:
     return f'<table class="facts"><tbody>{body}</tbody></table>'
 
 
-def _link(name: str) -> str:
-    return f'<a href="{file_of(name).removesuffix(".md")}.html"><code>{name}</code></a>'
-
-
-def _axes(preset: Preset) -> str:
-    words = {1: "sequences", 2: "images", 3: "video"}
-    return ", ".join(words[axes] for axes in preset.token_axes)
-
-
 def _growth(mechanism: Mechanism) -> str:
     rules = list(mechanism.growth)
     return (
@@ -195,15 +204,19 @@ def code_of(preset: Preset) -> str:
     tokens = _tokens(preset)
     where = f"relpos.Grid{tokens.sizes}" if isinstance(tokens, Grid) else f"relpos.Sequence({tokens.count})"
     same = re.sub(r"\b([A-Z]\w*)\(", r"relpos.\1(", repr(_made(preset)))
-    sum_of = same.replace(" + ", "\n    + ")
+    broken = same.replace(" + ", "\n    + ")
+    if broken == same and len(same) > LINE:
+        broken = re.sub(r"^(\S+?\()(.*)\)$", r"\1\n        \2\n    )", same)
     lines = [
         "import relpos",
         "",
         f"tokens = {where}",
-        f'position = relpos.create_position("{preset.name}", num_heads={HEADS}, head_dim={HEAD_DIM}, queries=tokens)',
+        "position = relpos.create_position(",
+        f'    "{preset.name}", num_heads={HEADS}, head_dim={HEAD_DIM}, queries=tokens',
+        ")",
         "",
         "# the same by its constructor",
-        f"position = {same}" if sum_of == same else f"position = (\n    {sum_of}\n)",
+        f"position = {same}" if broken == same else f"position = (\n    {broken}\n)",
     ]
     return "```python\n" + "\n".join(lines) + "\n```"
 
@@ -237,11 +250,26 @@ def _figures(preset: Preset, found: list[Strip], state: str) -> str:
             figures.append(html.escape(strip.text, quote=False))
             continue
         name = f"{re.sub(r'[^a-z0-9]', '-', preset.name)}-{state}-{number}"
-        drawing = to_svg(alone(strip), name=name, title=strip.title)
-        drawing = re.sub(r"\s*\n\s*", " ", drawing[drawing.index("<svg") :])
         caption = html.escape(strip.title, quote=False)
-        figures.append(f'<figure class="drawing">{drawing}<figcaption>{caption}</figcaption></figure>')
+        kinds = {"": strip} if len(strip.values) <= ON_A_PHONE else {"wide": strip, "narrow": in_rows(strip)}
+        drawings = "".join(_drawing(one, f"{name}{kind}", kind) for kind, one in kinds.items())
+        figures.append(f'<figure class="drawing">{drawings}<figcaption>{caption}</figcaption></figure>')
     return "\n\n".join(figures)
+
+
+ON_A_PHONE = 2
+"""How many heads a narrow page has side by side."""
+
+
+def in_rows(strip: Maps | Bars) -> Maps | Bars:
+    """The strip with `ON_A_PHONE` panels in a row."""
+    return replace(strip, across=ON_A_PHONE)
+
+
+def _drawing(strip: Maps | Bars, name: str, kind: str) -> str:
+    drawing = to_svg(alone(strip), name=name, title=strip.title)
+    drawing = re.sub(r"\s*\n\s*", " ", drawing[drawing.index("<svg") :])
+    return drawing.replace("<svg", f'<svg class="{kind}"', 1) if kind else drawing
 
 
 def _formulas(mechanism: Mechanism) -> list[str]:
@@ -330,68 +358,3 @@ def _held_against(preset: Preset, parity: dict[str, list[list[str]]]) -> list[st
     lines += [f"| {row[0]} | {row[1]} | {row[2]} | {row[3]} |" for row in rows]
     text = "Largest relative differences; [how they are measured](../parity.md)."
     return ["## Parity", "\n".join(lines), text]
-
-
-def _index(known: dict[str, Preset], facts: _Facts) -> str:
-    """All mechanisms in a table that the page's script sorts and filters."""
-    rows: list[str] = []
-    growth: list[str] = []
-    behaviour = [(page, column) for page, (*_, columns) in MEASURED.items() for column in columns if column in SHORT]
-    reached = {
-        page: {name: row for table in reversed(tables) for name, row in table.items()}
-        for page, tables in facts.measured.items()
-    }
-    for preset in known.values():
-        rules_here = list(_made(preset).growth)
-        growth += rules_here
-        layers = facts.costs[preset.name]
-        time = {
-            axes: next((one for where, one in layers.items() if where.startswith(axes)), None)
-            for axes in ("seq", "grid")
-        }
-        parameters = max(figures["parameters"] for figures in layers.values())
-        cells = [
-            _link(preset.name),
-            preset.family,
-            _axes(preset),
-            f"{parameters:,}",
-            *("" if one is None else f"{one['time']:.2f}" for one in time.values()),
-            *(reached[page].get(preset.name, {}).get(name, "").partition(" ")[0] for page, name in behaviour),
-            ", ".join(rules_here),
-        ]
-        sizes = " ".join(str(axes) for axes in preset.token_axes)
-        rows.append(
-            f'<tr data-kind="{preset.family}" data-axes="{sizes}" data-rules="{"|".join(rules_here)}">'
-            + "".join(f"<td>{cell}</td>" for cell in cells)
-            + "</tr>"
-        )
-    heads = ["name", "kind", "on", "parameters", "time, sequence", "time, grid"]
-    heads += [SHORT[column] for _, column in behaviour] + ["at other sizes"]
-    buttons = "".join(f'<th scope="col"><button type="button">{head}</button></th>' for head in heads)
-    rules = "".join(f"<option>{rule}</option>" for rule in sorted({rule for rule in growth if rule}))
-    kinds = "".join(f'<option value="{kind}">{words}</option>' for kind, words in FAMILIES.items())
-    return INDEX.format(count=len(known), kinds=kinds, rules=rules, buttons=buttons, rows="".join(rows))
-
-
-INDEX = """---
-hide: [toc]
----
-
-# Atlas of positions
-
-{count} mechanisms, each on a page of its own: formula, picture, cost, behaviour as measured, pitfalls.
-Names joined with `+` are sums, of any of them; names joined with `~` are a schedule over layers.
-
-<form class="filters">
-<label>kind <select id="atlas-kind"><option value="">all</option>{kinds}</select></label>
-<label>on <select id="atlas-axes"><option value="">all</option><option value="1">sequences</option>
-<option value="2">images</option><option value="3">video</option></select></label>
-<label>at other sizes <select id="atlas-rules"><option value="">all</option>{rules}</select></label>
-<label>search <input id="atlas-search" type="search" placeholder="name or rule"></label>
-</form>
-
-<div class="atlas"><table id="atlas"><thead><tr>{buttons}</tr></thead><tbody>{rows}</tbody></table></div>
-
-*Parameters and time are of one layer of attention, 8 heads of 64, forward and backward, at 1,024 tokens beside the
-same layer without a position (2 threads of a CPU, `benchmarks/mechanisms.py`).*
-"""

@@ -206,6 +206,19 @@ def write_size(size: int | Sequence[int]) -> list[str]:
     return [numbers[0] if len(set(numbers)) == 1 else "x".join(numbers)]
 
 
+_INCH = {"in": 1.0, "cm": 2.54, "mm": 25.4, "pt": 72.27}
+"""How many of a unit are an inch; a point is TeX's."""
+
+
+def read_width(typed: str, flag: str) -> float:
+    """`3.25in`, `8.3cm`, `83mm` or `240pt` in inches."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)(in|cm|mm|pt)", typed.strip().lower())
+    if not match:
+        units = "in, cm, mm or pt"
+        raise ValueError(f"expected a number and {units} for {flag}; got {typed!r:.60}. Write {flag} 3.25in.")
+    return float(match[1]) / _INCH[match[2]]
+
+
 def read_recipe(changes: Sequence[str], flag: str) -> dict[str, Any]:
     """`["recipe.weight_decay=0.1", "recipe.norm=rmsnorm"]` as fields and values."""
     fields_of_recipe: dict[str, Any] = {}

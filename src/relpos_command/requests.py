@@ -18,6 +18,7 @@ from relpos_command.option import (
     read_names,
     read_recipe,
     read_size,
+    read_width,
     write_names,
     write_recipe,
     write_size,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 KINDS = ("positions", "data", "backends")
 WHATS = ("position", "attention", "norm", "optimizer")
 OPTIMIZERS = ("adamw", "lion", "sophia-g", "sophia-h")
+PLOTS = ("cost", "far-cost", "shift", "canvas", "rotation", "length", "place", "training")
 STRATEGIES = ("ddp", "fsdp")
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
 
@@ -189,6 +191,46 @@ class CompareRequest(DataOptions, MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportRequest:
+    """`relpos report`."""
+
+    run: str = option(
+        help="the folder of a comparison, or its results.json; alone, its table is printed", metavar="RUN",
+        positional=True,
+    )  # fmt: skip
+    figure: str | None = option(None, "write one figure: a file that ends in pdf, svg or png", "FILE")
+    plot: str | None = option(
+        None,
+        "what the figure shows: cost, accuracy or bits against the time of a step; far-cost, the same at the largest "
+        "shift or the longest text; shift, canvas, rotation, how images fare; length, place, how text fares, by length "
+        "or by position; training, validation over steps",
+        "NAME",
+        choices=PLOTS,
+        default_in_words="cost",
+    )
+    width: float | None = option(
+        None,
+        "of the figure: 3.25in, 8.3cm, 83mm or 240pt; text has 8 points at any width",
+        "WIDTH",
+        default_in_words="3.25in",
+        read=read_width,
+    )
+    latex: bool = option(False, "print the table for LaTeX (booktabs)")
+    csv: bool = option(False, "print every number, one a line")
+    overwrite: bool = option(False, "replace the file if it exists")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleRequest:
+    """`relpos bundle`."""
+
+    run: str = option(help="the folder of a comparison, or its results.json", metavar="RUN", positional=True)
+    out: str = option(help="the file to write, which ends in zip", metavar="OUT", positional=True)
+    with_samples: bool = option(False, "include samples of the data: images with attention, generated text")
+    overwrite: bool = option(False, "replace the file if it exists")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
     """`relpos train`."""
 
@@ -322,6 +364,8 @@ class Verb:
 
 VERBS = {
     "compare": Verb("train the same model with each position mechanism and compare the results", CompareRequest),
+    "report": Verb("a finished comparison again: its table, a figure for a paper, LaTeX, CSV", ReportRequest),
+    "bundle": Verb("a finished comparison as one file to share, without data or names of people", BundleRequest),
     "train": Verb("train one model and save its weights", TrainRequest),
     "show": Verb("draw a position mechanism, or what a trained model's position learned", ShowRequest),
     "bench": Verb(

@@ -16,7 +16,10 @@ from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
 
 Refused = Callable[..., str]
-REQUIRED = {"train": "--position none --out x", "list": "data", "retrofit": "hf:x", "vectors": "x.json"}
+REQUIRED = {
+    "train": "--position none --out x", "list": "data", "retrofit": "hf:x", "report": "x", "bundle": "x y.zip",
+    "vectors": "x.json",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +45,13 @@ def options_of(verb: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_option_takes_an_empty_value(verb: str, refused: Refused) -> None:
+    before: list[str] = []  # of what has no flag
     for option, how in options_of(verb).items():
         if how.get("action") == "store_true":
             continue
         required = REQUIRED.get(verb, "").split() if option.startswith("--") else []
-        said = refused([verb, *required, option, ""] if option.startswith("--") else [verb, ""])
+        said = refused([verb, *required, option, ""] if option.startswith("--") else [verb, *before, ""])
+        before += [] if option.startswith("--") else ["x"]
         assert re.match(rf"argument {option}: (expected |invalid choice: ).*''", said, re.IGNORECASE)
         assert said.endswith(f" See relpos {verb} --help.")
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from guides import ERROR, PAGES, blocks
 
-SLOW = {"compare", "retrofit"}
-"""They train models, and import transformers."""
+SLOW = {"compare", "compile", "retrofit"}
+"""They train models, compile, and import transformers."""
 
 
 @pytest.fixture

@@ -191,5 +191,5 @@ def test_lists_are_cut_at_three(names: list[str], words: str) -> None:
 def test_sentences_and_the_picture_have_cost_at_one_number_of_tokens(tree: dict[str, Any]) -> None:
     results = read(tree)
     advice = advise(results)
-    spoken = " ".join([*advice.lines, *(chart.across for chart in overview(results, advice))])
+    spoken = " ".join([*advice.lines, *(chart.across for chart in overview(results, advice).values())])
     assert len(set(re.findall(r"at ([\d,]+) tokens", spoken))) == 1

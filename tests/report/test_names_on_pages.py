@@ -66,7 +66,7 @@ def test_the_command_on_a_page_can_be_typed(odd: dict[str, Any]) -> None:
 
 def test_pictures_show_names_as_they_are(tmp_path: Path) -> None:
     save_picture(picture(ODD, ODD, [Words(ODD, ODD)]), tmp_path / "shown.svg")
-    chart = draw(Chart("t", ODD, {ODD: [Point(0, 0.5, 0.4, 0.6, ODD)]}, True), styles({ODD: "bias"}))
+    chart = draw(Chart("t", ODD, {ODD: [Point(0, 0.5, 0.4, 0.6, ODD)]}, True), styles([ODD]))
     with pytest.warns(UserWarning, match="Glyph") as of_png:
         png_bytes(chart, dots_per_inch=20)
     with pytest.warns(UserWarning, match="Glyph") as of_pdf:

@@ -25,12 +25,18 @@ if (table) {
   });
   document.querySelector("form.filters").addEventListener("input", filter);
   document.querySelector("form.filters").addEventListener("submit", (event) => event.preventDefault());
+  // Columns beyond the edge are told, and shaded.
+  const box = table.parentElement, cue = document.querySelector(".atlas-cue");
+  const told = () => {
+    cue.hidden = box.scrollWidth <= box.clientWidth + 1;
+    box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", told);
+  new ResizeObserver(told).observe(box);
 }
-// The explorer in its frame: light or dark as this page is.
-const frame = document.querySelector("iframe.explorer");
-if (frame) {
-  const tell = () => frame.contentWindow.postMessage({ dark: document.body.dataset.mdColorScheme === "slate" }, "*");
-  frame.addEventListener("load", tell);
+// The explorer is light or dark as this page is.
+if (document.querySelector(".explorer")) {
+  const tell = () => window.postMessage({ dark: document.body.dataset.mdColorScheme === "slate" }, "*");
   new MutationObserver(tell).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
-  tell();
+  addEventListener("load", tell);
 }

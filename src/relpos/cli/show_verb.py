@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relpos.cli.free_file import free_file
 from relpos.cli.progress import say
 from relpos_command.option import flag_of
 
@@ -299,31 +300,6 @@ def _numbered(path: Path) -> Path:
     """The path, or if it exists the first free one of show-NAME-2.png, show-NAME-3.png, ..."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(one for one in itertools.chain([path], others) if not one.exists())
-
-
-def free_file(path: Path, known: tuple[str, ...] | None = None, *, option: str = "--out") -> Path:
-    """The file to write; it must not exist and must have a supported ending, by default a picture's."""
-    from relpos.core.checks import fail
-    from relpos.files.writing import require_writable
-    from relpos.report.drawing.mechanism_picture import ENDINGS
-
-    if path.is_dir():
-        fail(
-            f"a file for {option}",
-            f"the folder {path}",
-            f"Write for example {option} {path / f'show.{(known or ENDINGS)[0]}'}.",
-        )
-    known = ENDINGS if known is None else known
-    if path.suffix.lower().removeprefix(".") not in known:
-        endings = ", ".join(f".{ending}" for ending in known)
-        wanted = f"{option} to end in {'one of ' if len(known) > 1 else ''}{endings}"
-        fail(wanted, str(path), f"Write for example {option} {path.stem or 'show'}.{known[0]}.")
-    if path.exists():
-        fail("a file that does not exist yet", str(path), f"Choose another {option}; nothing is overwritten.")
-    if not path.parent.is_dir():
-        fail(f"{option} in a folder that exists", str(path), f"Create {path.parent} first.")
-    require_writable(path.parent)
-    return path
 
 
 def _tokens_in_words(tokens: Sequence | Grid) -> str:

@@ -88,6 +88,26 @@ class ComparisonResult:
         assert isinstance(console.file, StringIO)
         return ResultTable(console.file.getvalue().rstrip())
 
+    def figure(self, path: str | Path, plot: str = "cost", *, width: float = 3.25) -> Path:
+        """Write one figure for a paper: vectors with embedded fonts, for which no colour is needed.
+
+        Args:
+            path: ends in .pdf, .svg or .png. An existing file is replaced.
+            plot: `"cost"`, figures on the test data against the time of a step; `"far-cost"`, the same at the largest
+                shift or the longest text; `"shift"`, `"canvas"`, `"rotation"` of images; `"length"`, `"place"` of text;
+                `"training"`, validation over steps.
+            width: in inches, from 2 to 20; text has 8 points at any width.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: another ending, name or width, or these results lack what the figure shows; one line.
+        """
+        from relpos.report.export import save_figure
+
+        return save_figure(self.results, path, plot, width)
+
     def __repr__(self) -> str:
         return f"{self.table()}\nPage: {visible(str(self.page))}"
 

@@ -18,33 +18,35 @@ from relpos.results import ProbeRecord, Results
 AT_MOST = 8
 
 
-def overview(results: Results, advice: Advice) -> list[Chart]:
-    """Figures against the cost of a training step: on the probe farthest from training, and on the plain test."""
-    shown: dict[str, dict[str, list[Point]]] = {}
-    for probe in [*filter(None, [far_probe(results)]), results.task.probes[0]]:
-        lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
-        shown[in_words(probe)] = {name: lines[name] for name in _front(results, lines, advice)}
+def overview(results: Results, advice: Advice) -> dict[str, Chart]:
+    """Figures against the cost of a training step, by name: `far-cost` on the probe farthest from training, `cost` on
+    the plain test."""
+    shown: dict[str, tuple[str, dict[str, list[Point]]]] = {}
+    for key, probe in (("far-cost", far_probe(results)), ("cost", results.task.probes[0])):
+        if probe is not None:
+            lines = {name: [point] for name in results.names if (point := _point(results, name, probe, 0.0))}
+            shown[key] = in_words(probe), {name: lines[name] for name in _front(results, lines, advice)}
     tokens = cost_tokens(results)
     if tokens is None:
-        return []
+        return {}
     unit = f"step time, times {first_of(results)}'s" if relative(results) else "step time, ms"
-    charts = []
-    for title, lines in shown.items():
+    charts = {}
+    for key, (title, lines) in shown.items():
         costed = {
             name: [replace(point, x=cost, label="")]
             for name, (point,) in lines.items()
             if (cost := step_cost(results, name, tokens)) is not None
         }
         if not costed:
-            return []
-        charts.append(_chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True))
+            return {}
+        charts[key] = _chart(results, title, f"{unit}, at {tokens:,} tokens", costed, advice, chance=True)
     return charts
 
 
-def curves(results: Results, advice: Advice) -> list[Chart]:
-    """The curves, in reading order."""
+def curves(results: Results, advice: Advice) -> dict[str, Chart]:
+    """The curves by name, in reading order."""
     test = results.task.probes[0]
-    charts = []
+    charts: dict[str, Chart | None] = {}
     for group, title, across in (
         ("shift", "Shifted farther than in training", "pixels"),
         ("canvas", "On larger canvases", "height of the canvas, pixels"),
@@ -59,10 +61,9 @@ def curves(results: Results, advice: Advice) -> list[Chart]:
         asked = [(test, start), *((probe, probe.x) for probe in probes)]
         lines = _lines(results, asked) if probes else {}
         if lines:
-            charts.append(_chart(results, title, across, lines, advice, log=group == "length", chance=True))
-    return [
-        chart for chart in [*charts, _by_position(results, advice), _training(results, advice)] if chart is not None
-    ]
+            charts[group] = _chart(results, title, across, lines, advice, log=group == "length", chance=True)
+    charts |= {"place": _by_position(results, advice), "training": _training(results, advice)}
+    return {name: chart for name, chart in charts.items() if chart is not None}
 
 
 def _lines(results: Results, asked: Sequence[tuple[ProbeRecord, float]]) -> dict[str, list[Point]]:

@@ -27,20 +27,45 @@ def explorer_page(entries: Iterable[Mapping[str, Any]], *, version: str) -> str:
         version: relpos's version.
     """
     known = list(entries)
-    families = [(title, [one for one in known if one["family"] == name]) for name, title in FAMILIES.items()]
-    environment = Environment(
+    read = {name: (HERE / name).read_text(encoding="utf-8") for name in ("style.css", "explorer.css", "explorer.js")}
+    return (
+        _environment()
+        .get_template("explorer.html.j2")
+        .render(
+            version=version,
+            style=Markup(read["style.css"] + read["explorer.css"]),
+            script=Markup(read["explorer.js"]),
+            HEADS=HEADS,
+            HEAD_DIM=HEAD_DIM,
+            SEED=SEED,
+            data=Markup(json.dumps(known, separators=(",", ":")).replace("<", "\\u003c")),
+            **_choices(known),
+        )
+    )
+
+
+def explorer_parts(entries: Iterable[Mapping[str, Any]]) -> tuple[str, str, str]:
+    """The explorer within another page: elements without blank lines, the script that draws them, and its style."""
+    known = list(entries)
+    body = _environment().get_template("explorer_body.html.j2").render(**_choices(known))
+    script = (HERE / "explorer.js").read_text(encoding="utf-8")
+    script = script.replace(_DATA, json.dumps(known, separators=(",", ":")), 1)
+    return body.strip(), f"{{\n{script}\n}}\n", (HERE / "explorer.css").read_text(encoding="utf-8")
+
+
+_DATA = 'JSON.parse(document.getElementById("data").textContent)'
+
+
+def _environment() -> Environment:
+    return Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    read = {name: (HERE / name).read_text(encoding="utf-8") for name in ("style.css", "explorer.css", "explorer.js")}
-    return environment.get_template("explorer.html.j2").render(
-        version=version,
-        style=Markup(read["style.css"] + read["explorer.css"]),
-        script=Markup(read["explorer.js"]),
-        families=[(title, group) for title, group in families if group],
-        first=known[0]["name"],
-        strengths=STRENGTHS,
-        HEADS=HEADS,
-        HEAD_DIM=HEAD_DIM,
-        SEED=SEED,
-        data=Markup(json.dumps(known, separators=(",", ":")).replace("<", "\\u003c")),
-    )
+
+
+def _choices(known: list[Mapping[str, Any]]) -> dict[str, Any]:
+    families = [(title, [one for one in known if one["family"] == name]) for name, title in FAMILIES.items()]
+    return {
+        "families": [(title, group) for title, group in families if group],
+        "first": known[0]["name"],
+        "strengths": STRENGTHS,
+    }

@@ -61,7 +61,7 @@ def save_overview(results: Results | Mapping[str, Any], path: str | Path) -> Non
     """Write the first two pictures of the page as PNG, 1600 pixels wide; without costs they are its first curves."""
     results = read(results)
     advice = advise(results)
-    charts = [*overview(results, advice), *curves(results, advice)][:2]
+    charts = [*overview(results, advice).values(), *curves(results, advice).values()][:2]
     to_png(paired_figures(charts, _looks(results), advice.lines[0]), Path(path), dots_per_inch=125)
 
 
@@ -129,7 +129,7 @@ def _context(results: Results) -> dict[str, Any]:
     advice, measure, table = advise(results), measure_of(results), build_table(results)
     ranked = list(dict.fromkeys(row.contender.name for row in table.rows))
     settings, looks = results.settings, _looks(results)
-    first = [] if settings.quick else overview(results, advice)
+    first = {} if settings.quick else overview(results, advice)
     return {
         "results": results,
         "settings": settings,
@@ -166,7 +166,7 @@ def _context(results: Results) -> dict[str, Any]:
         "ignored": _few(results.task.ignored),
         "grown": listed_sizes(results) if len(grown_sizes(results)) > 2 and settings.what != "position" else "",
         "command": command_line(results),
-        "python": _python(results, [*advice.named, *ranked]),
+        "python": program_of(results, [*advice.named, *ranked]),
         "citation": citation(results),
         "bibtex": bibtex(results),
         "style": Markup(stylesheet() + (HERE / "style.css").read_text(encoding="utf-8")),
@@ -200,12 +200,12 @@ def _counted(count: int, kinds: str) -> str:
 
 
 def _looks(results: Results) -> dict[str, Any]:
-    return styles({one.name: one.family for one in results.mechanisms})
+    return styles(results.names)
 
 
-def _drawn(charts: Sequence[Chart], looks: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _drawn(charts: Mapping[str, Chart], looks: dict[str, Any], name: str) -> list[dict[str, Any]]:
     drawn = []
-    for index, chart in enumerate(charts):
+    for index, chart in enumerate(charts.values()):
         svg = to_svg(draw(chart, looks), name=f"{name}-{index}", title=chart.title)
         drawn.append({"title": chart.title[:1].upper() + chart.title[1:], "svg": Markup(svg)})
     return drawn
@@ -276,7 +276,7 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
     return {"seeds": seeds, "rows": rows}
 
 
-def _python(results: Results, names: Sequence[str]) -> dict[str, str] | None:
+def program_of(results: Results, names: Sequence[str]) -> dict[str, str] | None:
     """Python that trains the first of these without the command; None with the user's own functions or datasets."""
     settings = results.settings
     if settings.model or settings.better or settings.task == "datasets":

@@ -1,8 +1,12 @@
-"""Curves over a condition, and accuracy against cost; names are to the right of the axes, each in its line's colour."""
+"""Curves over a condition, and accuracy against cost; names are to the right of the axes, each beside its line's look.
+
+No line leads across data: a point is found by its marker and colour, a curve by its dash, too.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
@@ -11,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from relpos.report.drawing.canvas import drawing
+from relpos.report.drawing.canvas import INK, drawing
 from relpos.report.drawing.palette import Style
 from relpos_command.visible import visible
 
@@ -20,6 +24,8 @@ LABEL = 7.6
 """Font size of the names to the right of the axes, in points."""
 MARKED_AT_MOST = 12
 """Up to this many points, a curve has a marker and an error bar at each."""
+MARKS = 6
+"""About how many markers a longer curve has."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +65,26 @@ class Chart:
         return self.figure or ("accuracy" if self.percent else "bits per byte (lower is better)")
 
 
-def draw(chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT)) -> Figure:
+def draw(
+    chart: Chart, looks: Mapping[str, Style], *, size: tuple[float, float] = (WIDTH, HEIGHT), ink: str = INK
+) -> Figure:
     """One chart as a figure."""
-    with drawing(size=8.5):
+    with drawing(ink=ink, size=8.5):
         figure = Figure(figsize=size)
         wide = max((len(visible(name)) for name in chart.lines), default=0) + 6
         right = 1 - 0.0125 - wide * 0.0118 * WIDTH / size[0]
-        axes = figure.add_axes((0.135, 0.15, right - 0.135 - 0.03, 0.80))
+        left = 0.135 * WIDTH / size[0]
+        axes = figure.add_axes((left, 0.15, right - left - 0.07 * WIDTH / size[0], 0.80))
         draw_on(axes, chart, looks)
     return figure
 
 
-def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
-    """Draw a chart in given axes, with the names to their right."""
+def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style], *, named: bool = True) -> None:
+    """Draw a chart in given axes, with the names to their right if `named`."""
     points = [point for line in chart.lines.values() for point in line]
     ticks = {point.x: point.label for point in points if point.label}
     ink = rcParams["text.color"]
-    few = len(ticks) <= MARKED_AT_MOST and bool(ticks)
-    scattered = all(len(line) == 1 for line in chart.lines.values())
+    few, scattered = len(ticks) <= MARKED_AT_MOST and bool(ticks), is_scattered(chart)
     _scale(axes, chart, points)
     for index, (name, line) in enumerate(chart.lines.items()):
         look, bold = looks[name], name in chart.bold
@@ -87,11 +95,12 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
         if few or scattered:
             ends = np.abs(np.asarray([[point.low, point.high] for point in line]).T - means)
             axes.errorbar(shifted, means, ends, fmt="none", ecolor=look.colour, elinewidth=0.8, alpha=0.55)
-        marker = look.marker if few or scattered else ""
-        drawn = axes.plot(shifted, means, color=look.colour, linewidth=2.0 if bold else 1.3, marker=marker,
-                          markersize=6.5 if bold and scattered else 4.5)  # fmt: skip
+        apart_by = None if few or scattered else (index % MARKS, max(1, len(line) // MARKS))
+        (drawn,) = axes.plot(shifted, means, color=look.colour, linewidth=_width(bold), marker=look.marker,
+                             markersize=6.5 if bold and scattered else 4.5, markerfacecolor=look.fill,
+                             markevery=apart_by)  # fmt: skip
         if look.dash and not scattered:
-            drawn[0].set_dashes(look.dash)
+            drawn.set_dashes(look.dash)
     if chart.chance is not None and axes.get_ylim()[0] < chart.chance:
         axes.axhline(chart.chance, color=ink, linewidth=0.8, linestyle=(0, (1, 3)), alpha=0.7)
         axes.text(
@@ -103,7 +112,17 @@ def draw_on(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
     if ticks and few:
         axes.set_xticks(sorted(ticks), labels=[visible(ticks[x]) for x in sorted(ticks)])
         axes.minorticks_off()
-    _name(axes, chart, looks)
+    if named:
+        _name(axes, chart, looks)
+
+
+def is_scattered(chart: Chart) -> bool:
+    """Whether every mechanism is a single point."""
+    return all(len(line) == 1 for line in chart.lines.values())
+
+
+def _width(bold: bool) -> float:
+    return 2.0 if bold else 1.3
 
 
 def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
@@ -121,26 +140,33 @@ def _scale(axes: Axes, chart: Chart, points: Sequence[Point]) -> None:
 
 
 def _name(axes: Axes, chart: Chart, looks: Mapping[str, Style]) -> None:
-    """Write names and last figures to the right of the axes, at the height of the lines' ends if there is room."""
+    """Write looks, names and last figures to the right of the axes, at the height of the ends if there is room."""
     if not chart.lines:
         return
     figure = axes.get_figure(root=True)
     assert figure is not None
-    height = axes.get_position().height * figure.get_figheight() * 72
+    box = axes.get_position()
+    point = 1 / (box.width * figure.get_figwidth() * 72)  # along the axes
     low, high = axes.get_ylim()
     entries = [(name, line[-1]) for name, line in chart.lines.items()]
     wanted = np.asarray([(point.mean - low) / (high - low) for _, point in entries])
-    left, right = axes.get_xlim()
-    for (name, point), at, height_of_end in zip(entries, spread(wanted, (LABEL + 2.2) / height), wanted, strict=True):
-        along = (np.log(point.x / left) / np.log(right / left)) if chart.log else (point.x - left) / (right - left)
-        colour = looks[name].colour
-        figured = f"{100 * point.mean:.1f}" if chart.percent else f"{point.mean:.3f}"
-        axes.plot([along, 1.015, 1.04], [height_of_end, at, at], transform=axes.transAxes, color=colour, linewidth=0.5,
-                  alpha=0.45, clip_on=False, zorder=0)  # fmt: skip
-        weight = "bold" if name in chart.bold else "normal"
-        axes.text(1.05, at, f"{name} {figured}", transform=axes.transAxes, color=colour, fontsize=LABEL,
-                  weight=weight, va="center")  # fmt: skip
-    axes.set_xlim(left, right)
+    heights = spread(wanted, (LABEL + 2.2) / (box.height * figure.get_figheight() * 72))
+    scattered, last = is_scattered(chart), max(point.x for _, point in entries)
+    limits = axes.get_xlim()
+    for (name, end), at, height_of_end in zip(entries, heights, wanted, strict=True):
+        look, bold = looks[name], name in chart.bold
+        figured = f"{100 * end.mean:.1f}" if chart.percent else f"{end.mean:.3f}"
+        outside: dict[str, Any] = {"transform": axes.transAxes, "color": look.colour, "clip_on": False}
+        if not scattered and end.x == last:
+            axes.plot([1.0, 1 + 6 * point], [height_of_end, at], linewidth=0.5, alpha=0.45, **outside)
+        begin, middle, stop = (1 + distance * point for distance in ((6, 6, 6) if scattered else (6, 13, 20)))
+        (sample,) = axes.plot([begin, stop], [at, at], linewidth=0 if scattered else _width(bold), **outside)
+        axes.plot([middle], [at], marker=look.marker, markersize=4.5, markerfacecolor=look.fill, **outside)
+        if look.dash and not scattered:
+            sample.set_dashes(look.dash)
+        axes.text(stop + 5 * point, at, f"{name} {figured}", fontsize=LABEL, weight="bold" if bold else "normal",
+                  va="center", **outside)  # fmt: skip
+    axes.set_xlim(limits)
     axes.set_ylim(low, high)
 
 

@@ -71,6 +71,7 @@ class Maps:
         own_scales: each map has its own scale and no colour bar, for incomparable quantities.
         marked: coordinates (row, column) of a cell to outline: the query, or the zero offset.
         shares: indices of maps with softmax weights, shown in percent.
+        across: how many maps are side by side.
     """
 
     title: str
@@ -83,6 +84,7 @@ class Maps:
     own_scales: bool = False
     marked: tuple[float, float] | None = None
     shares: tuple[int, ...] = ()
+    across: int = HEADS_IN_A_ROW
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,7 @@ class Bars:
     values: NDArray[np.float64]
     along: Axis
     scale: str
+    across: int = HEADS_IN_A_ROW
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def save_picture(figure: Figure, path: Path) -> None:
 
 def _layout(strip: Maps | Bars) -> tuple[int, int]:
     """Panels down and across."""
-    across = min(len(strip.values), HEADS_IN_A_ROW)
+    across = min(len(strip.values), strip.across)
     return -(-len(strip.values) // across), across
 
 

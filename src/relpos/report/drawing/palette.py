@@ -1,87 +1,77 @@
 """The look of each mechanism, the same on every page: a colour, a dash and a marker, so that colour is never needed.
 
-Each name that relpos knows has a number, which determines its look. The hue shows the family: grey for none, orange for
-absolute, blue for biases, green for rotations, teal for vectors, red and purple for sums. Each colour has a darker and
-a lighter version, for a light and a dark page.
+Each name that relpos knows has a number, which determines its look. Grey is `none`; nine hues follow, so that the
+mechanisms compared by default all have their own. Each colour has a darker and a lighter version, for a light and a
+dark page; both can be read as text there.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
-COLOURS: dict[str, tuple[tuple[str, str], ...]] = {
-    "none": (("#4d565e", "#c3cad1"),),
-    "absolute": (("#c2570c", "#f59a55"), ("#8f5a00", "#dcae4a"), ("#a34a2a", "#ffb79a")),
-    "bias": (("#0f6cbf", "#6cb2f5"), ("#16397a", "#9cb4ff"), ("#2391ad", "#66d3ea"), ("#5b4fc4", "#b5aefa")),
-    "rotation": (("#11826b", "#4fcbad"), ("#4c7a12", "#a5d65c"), ("#00604f", "#8fe3c9")),
-    "vectors": (("#0d6e74", "#63cfd3"), ("#2c5d63", "#9fd0d4"), ("#007f9e", "#7fd4ea"), ("#38546b", "#a9c3d9")),
-    "sum": (("#a63a8c", "#e58ccb"), ("#b3263a", "#f58490"), ("#7a3fb0", "#cda3f5")),
-    "other": (("#7a6a00", "#d3bd45"), ("#6b4f3a", "#cfae94"), ("#39655f", "#9cc7c1"), ("#6d4566", "#cfa6c8")),
-}
+GREY = ("#4d565e", "#c3cad1")
+HUES = (
+    ("#c2570c", "#f59a55"), ("#0f6cbf", "#6cb2f5"), ("#7a1f9e", "#d3a0f7"), ("#11826b", "#4fcbad"),
+    ("#b3263a", "#f58490"), ("#5c4a00", "#dcc04a"), ("#c0237f", "#f58ac8"), ("#007f9e", "#66d3ea"),
+    ("#4c7a12", "#a5d65c"),
+)  # fmt: skip
+"""Orange, blue, purple, green, red, ochre, pink, cyan, leaf green."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.2, 1.6), (5, 1.5, 1, 1.5), (2.5, 1), (7, 1.5))
-MARKERS = ("o", "s", "^", "D", "X", "P", "v")
-LOOKS = math.lcm(len(DASHES), len(MARKERS))
-"""How many numbers have a unique pair of dash and marker."""
+MARKERS = ("o", "s", "^", "D", "X", "P", "v", "*", "<", ">")
+"""Filled, then hollow."""
+LOOKS = math.lcm(len(DASHES), 2 * len(MARKERS))
+"""How many numbers look different without colour."""
 WELL_KNOWN = (
     "none", "learned", "relative_2d", "t5", "rotary_2d", "learned+relative_2d", "alibi", "sinusoidal_2d",
     "relative_1d", "rotary_1d", "rotary_2d+relative_2d", "kerple_log", "kerple_power", "sandwich", "xpos",
     "sinusoidal_1d", "rotary_1d+t5",
 )  # fmt: skip
-"""They come first, so that the defaults of comparisons differ in their markers."""
-MECHANISMS = (
-    ("none",),
-    ("learned", "sinusoidal_2d", "sinusoidal_1d", "tupe"),
-    ("relative_2d", "t5", "alibi", "relative_1d", "kerple_log", "kerple_power", "sandwich", "fire", "log_cpb",
-     "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d", "fox",
-     "cable"),
-    ("rotary_2d", "rotary_1d", "xpos", "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear",
-     "rotary_llama3", "rotary_dynamic_ntk", "rotary_multimodal", "rotary_dinov3", "carope", "selective_rope"),
-    ("shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed",
-     "inkling"),
-    ("learned+relative_2d", "rotary_2d+relative_2d", "rotary_1d+t5"),
+"""They come first, so that the usual comparisons differ in their markers."""
+OTHERS = (
+    "tupe", "fire", "log_cpb", "clipped", "alibi_learned", "alibi_axes", "alibi_manhattan", "factored_2d", "fox",
+    "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear", "rotary_llama3", "rotary_dynamic_ntk",
+    "rotary_multimodal", "shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed",
+    "inkling", "rotary_dinov3", "cable", "carope", "selective_rope",
 )  # fmt: skip
-"""The names by family; this order assigns the family's colours."""
 CHOICES = (
     ("full", "local", "sparse", "linear", "flash", "multi-query", "grouped-query"),
     ("layernorm", "rmsnorm", "groupnorm", "qk-norm"),
     ("adamw", "lion", "sophia-g", "sophia-h"),
 )
-NUMBERS = {
-    name: number
-    for names in (dict.fromkeys(sum(MECHANISMS, WELL_KNOWN)), *CHOICES)
-    for number, name in enumerate(names)
-}
+NUMBERS = {name: number for names in (WELL_KNOWN + OTHERS, *CHOICES) for number, name in enumerate(names)}
 """Numbers on one page differ. Append a new name at the end of its tuple, so that few looks change."""
-SHADES = {name: shade for names in (*MECHANISMS, *CHOICES) for shade, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
 class Style:
-    """`dash` is on, off, on, off in line widths, empty for a solid line; `marker` is matplotlib's."""
+    """`dash` is on, off, on, off in line widths, empty for a solid line; `marker` and `fill` are matplotlib's."""
 
     colour: str
     dash: tuple[float, ...]
     marker: str
+    fill: str
 
 
-def styles(families: Mapping[str, str]) -> dict[str, Style]:
-    """The looks of the mechanisms of one comparison, from their families.
+def styles(compared: Iterable[str]) -> dict[str, Style]:
+    """The looks of the mechanisms of one comparison, by their names.
 
     A name without a number gets one from its CRC-32, or the next free one in this comparison. So up to `LOOKS`
     mechanisms all look different.
     """
-    numbers = {name: NUMBERS[name] for name in families if name in NUMBERS}
-    for name in sorted(set(families) - set(numbers)):
+    names = list(compared)
+    numbers = {name: NUMBERS[name] for name in names if name in NUMBERS}
+    for name in sorted(set(names) - set(numbers)):
         first = crc32(name.encode()) % LOOKS
         every = [(first + step) % LOOKS for step in range(LOOKS)]
         numbers[name] = next((number for number in every if number not in numbers.values()), first)
-    looks = {}
-    for name, family in families.items():
-        number, shades = numbers[name], COLOURS.get(family, COLOURS["other"])
-        colour, _ = shades[SHADES.get(name, number) % len(shades)]
-        looks[name] = Style(colour, DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)])
-    return looks
+    return {name: _style(numbers[name]) for name in names}
+
+
+def _style(number: int) -> Style:
+    colour, _ = HUES[(number - 1) % len(HUES)] if number else GREY
+    turn, marker = divmod(number, len(MARKERS))
+    return Style(colour, DASHES[number % len(DASHES)], MARKERS[marker], "none" if turn % 2 else colour)
 
 
 def variable(colour: str) -> str:
@@ -91,7 +81,7 @@ def variable(colour: str) -> str:
 
 def pairs() -> list[tuple[str, str]]:
     """Every colour with its lighter version."""
-    return [pair for shades in COLOURS.values() for pair in shades]
+    return [GREY, *HUES]
 
 
 def stylesheet(light: str = ":root", dark: str | None = None) -> str:

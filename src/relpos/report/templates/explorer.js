@@ -4,8 +4,8 @@ const entries = JSON.parse(document.getElementById("data").textContent);
 const byName = new Map(entries.map((entry) => [entry.name, entry]));
 const at = (id) => document.getElementById(id);
 const system = matchMedia("(prefers-color-scheme: dark)"), dark = { matches: system.matches };
-const inDark = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) => /color-scheme/.test(rule.media?.mediaText));
-const HUES = ["#c2570c", "#0f6cbf", "#11826b", "#a63a8c"], HUES_DARK = ["#f59a55", "#6cb2f5", "#4fcbad", "#e58ccb"];
+const inDark = [...document.styleSheets].filter((sheet) => sheet.ownerNode.nodeName === "STYLE").flatMap((sheet) => [...sheet.cssRules]).filter((rule) => /color-scheme/.test(rule.media?.mediaText));
+const HUES = ["#c2570c", "#0f6cbf", "#11826b", "#7a1f9e"], HUES_DARK = ["#f59a55", "#6cb2f5", "#4fcbad", "#d3a0f7"];
 
 const wants = () => ({
   name: at("mechanism").value, tokens: at("tokens").value, size: +at("size").value, query: +at("query").value,
@@ -100,7 +100,7 @@ function drawCurve(state, of) {
   }
   const xs = series.flat().map((p) => p[0]), ys = series.flat().map((p) => p[1]).concat([0]);
   const low = Math.min(...xs), high = Math.max(...xs, low + 1), bottom = Math.min(...ys), top = Math.max(...ys, bottom + 1e-3);
-  const W = 460, H = 300, L = 44, B = 30, T = 12, R = 12;
+  const narrow = at("curve").clientWidth < 260, W = narrow ? 230 : 460, H = narrow ? 230 : 300, L = narrow ? 38 : 44, B = 30, T = 12, R = 12;
   const x = (v) => L + ((v - low) / (high - low)) * (W - L - R), y = (v) => T + ((top - v) / (top - bottom)) * (H - T - B);
   const hues = dark.matches ? HUES_DARK : HUES;
   const path = (points) => points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
