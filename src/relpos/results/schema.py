@@ -112,6 +112,7 @@ class TaskRecord:
     ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
     length: Annotated[int | None, "of text: length of inputs in training, in bytes"] = None
     blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
+    largest_class: Annotated[float | None, "of images: share of the test images in the largest class"] = None
 
 
 @dataclass(frozen=True)
