@@ -48,7 +48,7 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         better=settings.better if named["evaluate"] is not None else None,
         what=settings.what,
         choices=tuple(settings.choices) if settings.what != "position" else None,
-        positions=tuple(settings.positions),
+        positions=tuple(typed_position(settings, name) for name in settings.positions),
         seeds=settings.seeds,
         steps=settings.recipe.steps,
         batch_size=changes.pop("batch_size", None),
@@ -102,6 +102,11 @@ def as_given(settings: SettingsRecord, name: str) -> str | None:
         return settings.given.get(name)
     end = next(at for at in range(len(text) + 1) if _FINGERPRINT.fullmatch(text, at))
     return text[:end]
+
+
+def typed_position(settings: SettingsRecord, name: str) -> str:
+    """A position, sum or schedule with its mechanisms of files as the user typed them."""
+    return "".join(settings.given.get(part, part) for part in re.split("([+~])", name))
 
 
 def _is_typed(text: str) -> bool:
