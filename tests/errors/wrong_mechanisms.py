@@ -70,9 +70,9 @@ CASES: dict[str, list[Row]] = {
     ],
     "create_position": [
         (lambda: create("relative_2", Grid(2, 3)),
-         "a position among alibi,...; got 'relative_2'. Did you mean 'relative_2d'?"),
+         "the name of a position; got 'relative_2'. Did you mean 'relative_2d'? Such as ..."),
         (lambda: create(None, Grid(2, 3)),
-         "a position among alibi,...; got None. Choose one of them."),
+         "the name of a position; got None. Such as ..."),
         (lambda: create("music", Sequence(4)),
          "the name of a position; got 'music'. The nearest is 'shaw': the vectors of Music Transformer differ ..."),
         (lambda: create("swin", Sequence(4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import secrets
@@ -85,6 +86,10 @@ def find_build(model: object) -> Callable[..., Any] | None:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
+    if isinstance(model, str) and split_file(model) is None and ":" in model:
+        kind, _, name = model.partition(":")
+        if near := difflib.get_close_matches(f"{kind}:", PREFIXES, n=1, cutoff=0.5):
+            fail("swin, timm:NAME, hf:FOLDER, or FILE.py:build", repr(model), f"Did you mean {near[0] + name!r}?")
     return find_function(model, "build(position, task)", "swin, timm:NAME, hf:FOLDER, or ")
 
 

@@ -187,6 +187,9 @@ def _schedule(name: str, axes: int | None) -> Preset:
     )
 
 
+_LISTED = "relpos list positions shows all, and the command takes FILE.py:NAME, your own."
+
+
 def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
     """The preset of a name or an alias, in capitals or not."""
     if isinstance(name, str) and name in OUTSIDE:
@@ -207,7 +210,7 @@ def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
                     "the name of a position", repr(name), f"The nearest is {preset.name!r}: {dict(preset.near)[name]}."
                 )
     others = [alias for preset in known.values() for alias in preset.aliases]
-    require_name(name, known, "a position", others)
+    require_name(name, known, "the name of a position", others, listed_by=_LISTED)
     return known[name]
 
 
