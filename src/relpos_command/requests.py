@@ -260,7 +260,10 @@ class BenchRequest:
     )
     threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's default")
     out: str | None = option(None, "folder for results", "DIR", default_in_words="one under runs/")
-    quick: bool = option(False, "shrink every case to at most 256 tokens; one round")
+    quick: bool = option(
+        False,
+        "at most 256 tokens and one round; unless --cases names some, three cases without memory, in under a minute",
+    )
     memory: bool = option(True, "do not measure memory", flag="--no-memory")
     list: bool = option(False, "only list families and cases")
 

@@ -52,7 +52,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: attend(mask=ones(6, 6).long()),
          "a boolean tensor for mask, True where a pair may attend; got ...(6, 6)... int64. Pass x.bool()."),
         (lambda: attend(mask=ones(2, 6, 6).bool()),
-         "mask to be a tensor with 2 or 4 dimensions; got ...(2, 6, 6)... bool. One per element, ...: pass mask[:, None]. ..."),
+         "mask to be a tensor with 2 or 4 dimensions; got ...(2, 6, 6)... bool. One ...: pass mask[:, None]. ..."),
         (lambda: attend(mask=ones(2, 6).bool()),
          "a mask of [6, 6], or [B, H, 6, 6]...; got ...(1, 1, 2, 6).... For a mask of keys, [B, M], pass ..."),
         (lambda: attend(mask=ones(2, 3, 6, 6).bool()),
