@@ -252,4 +252,19 @@ def __getattr__(name: str) -> typing.Any:
         return importlib.import_module("relpos.comparison.result").ComparisonResult
     if name == "testing":
         return importlib.import_module("relpos.testing")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    near = "" if name.startswith("_") else _nearest_name(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}")
+
+
+def _nearest_name(name: str) -> str:
+    """The question whether the nearest public name was meant."""
+    import difflib
+
+    known = {one.lower(): one for one in __all__}
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    return f". Did you mean relpos.{known[near[0]]}?" if near else ""
+
+
+def __dir__() -> list[str]:
+    """The public names and modules."""
+    return sorted({*__all__, *(name for name in globals() if name not in ("importlib", "typing"))})

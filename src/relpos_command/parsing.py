@@ -11,6 +11,7 @@ import textwrap
 from argparse import Action
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from relpos_command.option import add_options, read
@@ -60,6 +61,20 @@ def _plain(message: str, verb: str | None, options: Iterable[str]) -> str:
     return re.sub(rf"\b{verb}\.(\w+)", lambda name: typed.get(name[1], name[1].upper()), message)
 
 
+IN_PYTHON = {
+    "explain": "print(relpos.explain(q, k, v, position=...))",
+    "attention": "relpos.attention(q, k, v, position=...)",
+    "replace": 'relpos.replace_position(model, "rotary_2d")',
+}
+"""Words that are no verbs of the command, but functions of relpos in Python."""
+
+
+def _version() -> str:
+    """The version, read from its file: importing relpos takes seconds."""
+    file = Path(__file__).parents[1] / "relpos" / "version.py"
+    return str(re.findall(r'__version__ = "([^"]*)"', file.read_text(encoding="utf-8"))[0])
+
+
 def _nearest(words: Iterable[str], known: Iterable[str]) -> str:
     """A "Did you mean" question for the first unknown word, if one of `known` is near."""
     known = list(known)
@@ -99,16 +114,20 @@ def parse(words: Sequence[str] | None = None) -> CommandLine:
             if of_choice := _CHOICE.search(message):
                 unsure, known = [of_choice[1]], re.findall(r"[\w.-]+", of_choice[2])
             see = f"See relpos {verb} --help." if verb else "See relpos --help."
+            if verb is None and (call := IN_PYTHON.get(typed[0] if typed else "")):
+                fail(f"expected a verb among {', '.join(VERBS)}; got {typed[0]!r}. In Python: {call}. {see}", 2)
             fail(f"{message}.{_nearest(unsure, known)} {see}", 2)
 
     parser = Parser(
         prog="relpos",
         formatter_class=Formatter,
         description="Position mechanisms for Transformers: compare them on your data.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"relpos {_version()}", help="print the version")
     verbs = parser.add_subcommands(dest="verb", required=True, metavar="VERB")
     for name, verb in VERBS.items():
-        sub = Parser(formatter_class=Formatter, description=verb.summary)
+        sub = Parser(formatter_class=Formatter, description=verb.summary, allow_abbrev=False)
         add_options(verb.request, sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         verbs.add_subcommand(name, sub, help=verb.summary)

@@ -140,8 +140,8 @@ class CompareRequest(DataOptions, MachineOptions):
 
     positions: tuple[str, ...] | None = option(
         None,
-        "mechanisms, joined by commas; a+b is a sum, a~b alternates over layers (relpos list positions). standard: "
-        "about a dozen well-known ones; all: every one that suits the data",
+        "mechanisms, joined by commas; a+b is a sum, a~b alternates over layers (relpos list positions); "
+        "FILE.py:NAME is your own. standard: about a dozen well-known ones; all: every one that suits the data",
         "NAMES",
         default_in_words="six, one of each well-known kind",
         read=read_names,
@@ -234,7 +234,9 @@ class BundleRequest:
 class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
     """`relpos train`."""
 
-    position: str = option(help="a mechanism, a sum a+b, or a~b over layers (relpos list positions)", metavar="NAME")
+    position: str = option(
+        help="a mechanism, a sum a+b, or a~b over layers (relpos list positions), or FILE.py:NAME", metavar="NAME"
+    )
     out: str = option(help="folder for model.safetensors and config.json", metavar="DIR")
     seed: int = option(0, "seed of the initial weights and of the batches", "N", bounds=(0, _SEED_AT_MOST))
     steps: int | None = option(None, "training steps", "N", bounds=_STEPS, default_in_words="the recipe's")
@@ -251,7 +253,9 @@ class TrainRequest(DataOptions, MachineOptions, ProcessOptions):
 class ShowRequest:
     """`relpos show`. The defaults of a picture are in `relpos.cli.show_verb`; None means that nothing was requested."""
 
-    position: str | None = option(None, "a mechanism, or a sum a+b (relpos list positions)", positional=True)
+    position: str | None = option(
+        None, "a mechanism, or a sum a+b (relpos list positions), or FILE.py:NAME", positional=True
+    )
     weights: str | None = option(
         None,
         "instead: a folder of relpos train, or safetensors of any model (a file, or a folder with its shards)",
@@ -298,7 +302,10 @@ class BenchRequest:
     )
     threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's default")
     out: str | None = option(None, "folder for results", "DIR", default_in_words="one under runs/")
-    quick: bool = option(False, "shrink every case to at most 256 tokens; one round")
+    quick: bool = option(
+        False,
+        "at most 256 tokens and one round; unless --cases names some, three cases without memory, in under a minute",
+    )
     memory: bool = option(True, "do not measure memory", flag="--no-memory")
     list: bool = option(False, "only list families and cases")
 

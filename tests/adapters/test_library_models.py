@@ -166,7 +166,7 @@ def folders(tmp_path: Path) -> Path:
         ("timm:resnet18", "own", "digits", r"a model whose attention can be found; got ResNet\."),
         ("timm:mixer_s16_224", "own", "digits", r"whose attention can be found; got MlpMixer\."),
         (VIT, "own", "text", rf"expected images for {VIT}; got the data text\."),
-        (VIT, "rotary_9", "digits", r"expected a position mechanism|a position among"),
+        (VIT, "rotary_9", "digits", r"expected a position mechanism|the name of a position"),
         (SWIN, "learned", "digits", r"a position that acts in attention"),
         ("t5", "own", "text", r"that continues a text; got hf:.*, a t5, which maps .* Pass datasets"),
         ("gpt2", "own", "pairs", r"images or a text file for hf:.*; got datasets of another"),

@@ -105,7 +105,7 @@ CASES = [
     case(own, "a position that acts in attention for Own; got learned", "learned", coordinates=SEVEN),
     case(own, AXES.format("relative_2d"), "relative_2d", coordinates=SEVEN),
     # what is no position
-    case(gpt2, "expected a position among .*relative_1d.*", "relativ_1d"),
+    case(gpt2, "expected the name of a position; .*relative_1d.*", "relativ_1d"),
     case(gpt2, r"Wrap a finished mechanism as lambda site: mechanism \(with shared=True\)", T5Bias(4)),
     case(gpt2, "position to return a mechanism for a Site; got None", lambda site: None),
     case(gpt2, "init_std to be a number of at least 0; got float -1", "relative_1d", init_std=-1.0),

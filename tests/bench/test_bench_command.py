@@ -107,6 +107,16 @@ def test_all_engines_run_where_windows_are_many() -> None:
     assert BenchSettings.make((windows,), ("sdpa",)).engines_of(windows) == ("sdpa",)
 
 
+def test_a_quick_run_without_names_has_few_cases_and_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Bench] = []
+    monkeypatch.setattr("relpos.cli.bench_verb.measure", lambda bench, console: made.append(bench))
+    for number, more in enumerate(([], ["--cases", "small"])):
+        main(["bench", "--quick", "--out", str(tmp_path / str(number)), *more])
+    assert [len(one.settings.cases) for one in made] == [3, 8]
+    assert [one.settings.memory for one in made] == [False, True]
+    assert sum(len(made[0].tasks(case)) for case in made[0].settings.cases) == 3
+
+
 def test_quick_cases_are_shrunk_and_run_once() -> None:
     quick = BenchSettings.make(families()["lengths"], repeats=7, quick=True)
     assert quick.repeats == 1

@@ -16,7 +16,14 @@ import relpos
 from relpos.adapters.common.libraries import imported
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
-BESIDE = ("core.Offsets", "core.axis_lines", "models.RotaryChoice", "position.find", "position.presets")
+BESIDE = (
+    "core.Offsets",
+    "core.axis_lines",
+    "models.RotaryChoice",
+    "position.find",
+    "position.from_file",
+    "position.presets",
+)
 """Public names that are not at the root, beside the patterns."""
 NAMES = sorted([*relpos.__all__, *(f"patterns.{name}" for name in relpos.patterns.__all__), *BESIDE])
 

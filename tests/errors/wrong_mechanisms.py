@@ -75,9 +75,9 @@ CASES: dict[str, list[Row]] = {
     ],
     "create_position": [
         (lambda: create("relative_2", Grid(2, 3)),
-         "a position among alibi,...; got 'relative_2'. Did you mean 'relative_2d'?"),
+         "the name of a position; got 'relative_2'. Did you mean 'relative_2d'? Such as ..."),
         (lambda: create(None, Grid(2, 3)),
-         "a position among alibi,...; got None. Choose one of them."),
+         "the name of a position; got None. Such as ..."),
         (lambda: create("rerope", Sequence(4)),
          "the name of a position; got 'rerope'. The nearest is 'rotary_1d': ReRoPE has two rotations, by ..."),
         (lambda: create("self-extend", Sequence(4)),

@@ -71,6 +71,18 @@ def test_a_call_in_python_names_a_model_as_it_was_given(make: Any) -> None:
     assert "    step=step,\n" in called
 
 
+def test_command_names_the_file_of_a_mechanism(make: Any) -> None:
+    results = make(("none", "t5"))
+    results["settings"]["positions"] = ["none", "mine.TwoSlope"]
+    results["settings"] |= {"given": {"mine.TwoSlope": "code/mine.py:TwoSlope"}, "sources": {"mine.TwoSlope": "x"}}
+    for entries in ("records", "mechanisms", "costs"):
+        for one in results[entries]:
+            for key in ("position", "name"):
+                if one.get(key) == "t5":
+                    one[key] = "mine.TwoSlope"
+    assert " --positions none,code/mine.py:TwoSlope " in command_line(read(results))
+
+
 def test_command_tells_a_file_from_what_comes_along(make: Any) -> None:
     results = make(("none",))
     results["settings"] |= {"task": "text", "task_options": {"text": "digits"}}

@@ -123,6 +123,8 @@ _WINDOWS = ((7, 1024), (12, 384), (14, 256), (16, 128))
 """The height and width of a window, and the number of windows."""
 
 
+QUICK = ("line-4096-float32-step", "grid-64x64+1-float32-step", "layer-deberta-2048-float32-step")
+"""The cases of a quick run if none are named: a sequence, a grid and a layer. No peer compiles for them."""
 EVERY, EVERY_GPU = "all", "gpu"
 """In place of names: all cases on CPU, and all on a GPU."""
 GPU_LENGTHS = (512, 2048, 8192, 32768, 65536)

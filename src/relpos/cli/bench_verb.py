@@ -41,16 +41,17 @@ def run(request: BenchRequest) -> None:
         return
     from rich.console import Console
 
-    from relpos.bench.cases import find_cases
+    from relpos.bench.cases import QUICK, find_cases
     from relpos.bench.run import Bench, BenchSettings
 
     console = Console()
+    unnamed = request.quick and request.cases == type(request).cases
     settings = BenchSettings.make(
-        find_cases(request.cases),
+        find_cases(",".join(QUICK) if unnamed else request.cases),
         request.engines,
         request.repeats,
         threads=request.threads,
-        memory=request.memory,
+        memory=request.memory and not unnamed,  # each is a process, and small tensors tell little
         quick=request.quick,
     )
     folder = default_folder(settings) if request.out is None else Path(request.out)

@@ -16,12 +16,13 @@ LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison.entry")
 def require_names(request: CompareRequest) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.position import find
+    from relpos.position.base.outside import with_files
 
     named = request.positions or ()
     known = ("own",) if request.model is not None else ()
     for name in () if named in (("all",), ("standard",)) else named:
         if name not in known:
-            find(name)
+            find(with_files(name))
 
 
 def run(request: CompareRequest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,9 @@ def require_names(request: ShowRequest) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.core.checks import fail
     from relpos.position import find
+    from relpos.position.base.outside import with_files
 
-    if request.position is not None and (schedule := find(request.position).schedule):
+    if request.position is not None and (schedule := find(with_files(request.position)).schedule):
         names = list(dict.fromkeys(one.name for one in schedule))
         remedy = f"Draw an entry of the schedule: {' or '.join(f'relpos show {name}' for name in names)}."
         fail("one position to draw", repr(request.position), remedy)
@@ -46,8 +48,13 @@ def run(request: ShowRequest) -> None:
     from rich.console import Console
 
     from relpos.core.checks import fail
+    from relpos.position.base.outside import with_files
     from relpos.report.drawing.mechanism_picture import picture, save_picture
 
+    if request.position is not None:
+        name = with_files(request.position)
+        of_weights = request.weights is not None and name != request.position  # the file that a trained model needs
+        request = replace(request, position=None if of_weights else name)
     if request.page is not None:
         from relpos.cli.explorer_page import write_page
 

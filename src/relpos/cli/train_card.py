@@ -37,6 +37,7 @@ def card_of_run(
     """
     from relpos.models.card import FRONT, usage
     from relpos.position import find
+    from relpos.position.base.outside import files_in
 
     kind, preset = type(model).__name__, find(position)
     parameters = sum(x.numel() for x in model.parameters())
@@ -47,6 +48,7 @@ def card_of_run(
         f"{FRONT}\n# {folder}",
         f"A `relpos.{kind}` with {parameters:,} parameters, trained from scratch by `relpos train`.",
         usage(kind, folder),
+        *(f"Before loading: `relpos.position.from_file({one.typed!r})`." for one in files_in((position,)).values()),
         f"## Position\n\n{preset.title} (`{position}`). {preset.summary} Source: {preset.source}.",
         *([f"![Its position after training]({PICTURE})"] if drawn else []),
         f"## Data\n\n{task.title}: {task.description} {unit.capitalize()}: {sizes}.",

@@ -31,8 +31,9 @@ LIBRARIES = ("accelerate", "relpos.train")
 def require_names(request: TrainRequest) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.position import find
+    from relpos.position.base.outside import with_files
 
-    find(request.position)
+    find(with_files(request.position))
 
 
 def run(request: TrainRequest) -> None:
@@ -101,11 +102,12 @@ def _launch(devices: int) -> NoReturn:
 def _training(request: TrainRequest, device: torch.device, console: Console) -> TrainingRun:
     """The requested task, position and recipe."""
     from relpos.position import find
+    from relpos.position.base.outside import with_files
     from relpos.train import Recipe, TrainingRun, note_on_batch
     from relpos.train.processes import Parallelism, world_size
 
     task = choose_task(request, console)
-    position = find(request.position, len(task.grid)).name
+    position = find(with_files(request.position), len(task.grid)).name
     recipe = Recipe.of(task).by(request.optimizer).within(task)
     if request.batch_size is not None:
         recipe = replace(recipe, batch_size=request.batch_size).within(task)
@@ -123,6 +125,7 @@ def _training(request: TrainRequest, device: torch.device, console: Console) -> 
 def _checkpointing(request: TrainRequest, training: TrainingRun, console: Console) -> Checkpointing:
     import torch
 
+    from relpos.position.base.outside import sources_of
     from relpos.train.checkpointing import Checkpointing
     from relpos.train.processes import is_main, world_size
 
@@ -135,6 +138,7 @@ def _checkpointing(request: TrainRequest, training: TrainingRun, console: Consol
         "precision": request.precision,
         "accumulate": request.accumulate,
         **asdict(training.recipe),
+        **({"position from": sources} if (sources := sources_of((training.position,))) else {}),
     }
     about = {
         "processes": world_size(),
@@ -178,6 +182,7 @@ def _save(request: TrainRequest, training: TrainingRun, model: Model, curve: Cur
     """Measure the model and write its folder; in the main process, returns a line about it."""
     import torch
 
+    from relpos.position.base.outside import sources_of
     from relpos.train import measured, save
     from relpos.train.processes import is_main, world_size
     from relpos.version import __version__
@@ -195,6 +200,7 @@ def _save(request: TrainRequest, training: TrainingRun, model: Model, curve: Cur
         "processes": world_size(),
         "relpos": __version__,
         "torch": torch.__version__,
+        **({"position_from": sources} if (sources := sources_of((position,))) else {}),
         **{f"{split}_{task.measure}": value for split, value in reached.items()},
     }
     card, files = card_of_run(model, folder.resolve().name, task, position, recipe, about, metric)

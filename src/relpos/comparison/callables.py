@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import secrets
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from relpos.adapters.library_models import PREFIXES, LibraryModel
 from relpos.comparison.fingerprints import Fingerprint
 from relpos.core.checks import fail, shape_of
+from relpos.core.user_file import load_name, read_source, split_file
 from relpos.train import build_swin
 
 SWIN = "swin"
@@ -40,36 +40,13 @@ class FunctionInFile:
     source: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.path.is_file():
-            fail("FILE.py:NAME of a file that is there", f"{self.path}, which is not", "Name another.")
-        try:
-            object.__setattr__(self, "source", self.path.read_bytes())
-        except OSError as error:
-            fail(f"{self.path} to be read", str(error.strerror), "Name another file.")
+        object.__setattr__(self, "source", read_source(self.path))
         if not callable(self._function):
             fail(f"a function {self.name} in {self.path}", shape_of(self._function), "Name a function of that file.")
 
     @cached_property
     def _function(self) -> Any:
-        folder = str(self.path.parent)
-        if folder not in sys.path:  # the file may import its neighbours
-            sys.path.append(folder)
-        digest = hashlib.sha256(str(self.path).encode() + b"\0" + self.source).hexdigest()[:16]
-        name = f"_relpos_{self.path.stem}_{digest}"
-        if name not in sys.modules:
-            module = ModuleType(name)
-            module.__file__ = str(self.path)
-            sys.modules[name] = module
-            try:
-                exec(compile(self.source, self.path, "exec"), vars(module))
-            except Exception as error:
-                del sys.modules[name]
-                said = f"{type(error).__name__}: {error}"
-                raise ValueError(f"expected {self.path} to be imported; got {said}. Mend the file.") from error
-        found = getattr(sys.modules[name], self.name, None)
-        if found is None:
-            fail(f"a function {self.name} in {self.path}", "none", "Name one that the file has.")
-        return found
+        return load_name(self.path, self.name, self.source)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)
@@ -94,10 +71,10 @@ def find_function(given: object, call: str, others: str = "") -> Callable[..., A
     expected, name = f"{others}{call} as a function or FILE.py:NAME", call.partition("(")[0]
     remedy = f"Pass the function itself, or FILE.py:{name}."
     if isinstance(given, str):
-        file, colon, name = given.rpartition(":")
-        if not colon or not file.endswith(".py") or not name.isidentifier():
+        found = split_file(given)
+        if found is None:
             fail(expected, repr(given), remedy)
-        return FunctionInFile(Path(file).expanduser().resolve(), name)
+        return FunctionInFile(*found)
     if not callable(given) or isinstance(given, torch.nn.Module):  # every run would train the same module
         fail(expected, shape_of(given), remedy)
     return given
@@ -109,6 +86,10 @@ def find_build(model: object) -> Callable[..., Any] | None:
         return build_swin
     if isinstance(model, str) and model.startswith(PREFIXES):
         return LibraryModel(model)
+    if isinstance(model, str) and split_file(model) is None and ":" in model:
+        kind, _, name = model.partition(":")
+        if near := difflib.get_close_matches(f"{kind}:", PREFIXES, n=1, cutoff=0.5):
+            fail("swin, timm:NAME, hf:FOLDER, or FILE.py:build", repr(model), f"Did you mean {near[0] + name!r}?")
     return find_function(model, "build(position, task)", "swin, timm:NAME, hf:FOLDER, or ")
 
 

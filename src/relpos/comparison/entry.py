@@ -20,8 +20,10 @@ from relpos.comparison import (
     require_usable,
 )
 from relpos.comparison.display import Display
+from relpos.comparison.quick import plan_quick
 from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
+from relpos.comparison.store import steps_of
 from relpos.core.checks import fail
 from relpos.data import ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
@@ -151,6 +153,9 @@ def answer(request: CompareRequest, display: Display) -> ComparisonResult:
     task = _task(request, procedure, display)
     request, lines = _suited(request, task, procedure)
     settings = ComparisonSettings.make(task, request, procedure)
+    if request.quick and isinstance(procedure.build, LibraryModel):
+        settings, line = _quick(settings, request, task, procedure)
+        lines.append(line)
     folder = default_folder(settings) if request.out is None else Path(request.out)
     comparison = Comparison(settings, task, folder, procedure)
     for line in lines:  # after all checks have passed
@@ -162,10 +167,27 @@ def answer(request: CompareRequest, display: Display) -> ComparisonResult:
     return ComparisonResult(results, folder / PAGE, comparison)
 
 
+def _quick(
+    settings: ComparisonSettings, request: CompareRequest, task: Task, procedure: Procedure
+) -> tuple[ComparisonSettings, str]:
+    """The settings of a quick run of a library's model with as many steps as fit, and a line on its time."""
+    begun = None if request.out is None else steps_of(Path(request.out))
+    if request.steps is None and begun is not None:  # the timing may differ now
+        settings = ComparisonSettings.make(task, replace(request, steps=begun), procedure)
+    plan = plan_quick(settings, task, procedure)
+    usual, minutes = settings.recipe.steps, max(1, round(plan.seconds / 60))
+    time = f"A quick run takes about {minutes} minute{'s' if minutes > 1 else ''} here: a step takes {plan.step:.2g} s"
+    if request.steps is not None or begun is not None or plan.steps == usual:
+        return settings, f"{time}."
+    settings = ComparisonSettings.make(task, replace(request, steps=plan.steps), procedure)
+    return settings, f"{time}, so each model trains {plan.steps} steps instead of {usual}."
+
+
 def _task(request: CompareRequest, procedure: Procedure, display: Display) -> Task:
     """The requested data, read at the size of a library's model unless another size is requested."""
     if isinstance(procedure.build, LibraryModel) and request.patch is None:
-        image_size, patch = _sizes(procedure.build, request.data, request.image_size)
+        least = _QUICK_PATCHES if request.quick else _LEAST_PATCHES
+        image_size, patch = _sizes(procedure.build, request.data, request.image_size, least)
         request = replace(request, image_size=image_size, patch=patch)
     with display.reading() as watch:
         task = find_data(request.data, watch=watch, **request.of_images())
@@ -194,23 +216,23 @@ def _suited(request: CompareRequest, task: Task, procedure: Procedure) -> tuple[
 
 
 def _sizes(
-    model: LibraryModel, data: object, image_size: int | Sequence[int] | None
+    model: LibraryModel, data: object, image_size: int | Sequence[int] | None, least: int
 ) -> tuple[int | Sequence[int] | None, Sequence[int] | None]:
     """The image size and patch that suit a model, if the data do not fix them.
 
-    They are the model's patch, and the size that its weights were trained on; without weights, eight patches or more.
+    They are the model's patch, and the size that its weights were trained on; without weights, `least` patches or more.
     """
     patch = model.own_patch
     is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
     if patch is None or not (is_folder or isinstance(data, tuple | list)):
         return image_size, None
     if is_folder and image_size is None:
-        image_size = model.trained_size or tuple(max(_LEAST_PIXELS, _LEAST_PATCHES * one) for one in patch)
+        image_size = model.trained_size or tuple(max(_LEAST_PIXELS, least * one) for one in patch)
     return image_size, patch
 
 
-_LEAST_PIXELS, _LEAST_PATCHES = 64, 8
-"""Minimum pixels and patches along an axis, if the image size is chosen for a model."""
+_LEAST_PIXELS, _LEAST_PATCHES, _QUICK_PATCHES = 64, 8, 4
+"""Minimum pixels and patches along an axis, if the image size is chosen for a model; the last in a quick run."""
 _OWN_OF_SWIN = "relative_2d"
 _FEW = 16
 """With fewer tokens per image, position matters little."""

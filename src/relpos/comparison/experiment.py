@@ -27,6 +27,7 @@ from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
 from relpos.comparison.workers import Event, WorkerTask, main_left_out, random_state_kept, run_here, run_tasks
 from relpos.files.writing import write_json
+from relpos.position.base.outside import files_in
 from relpos.results import SCHEMA_VERSION, Results, plain, read
 from relpos.train import OURS, Procedure, Progress
 
@@ -49,8 +50,8 @@ class _Parcel:
         if self.here is not None:
             return self.here
         assert self.packed is not None
-        unpacked: tuple[data.Task, Procedure] = pickle.loads(self.packed)
-        return unpacked
+        task, procedure, _ = pickle.loads(self.packed)  # the third makes mechanisms of files known in this process
+        return task, procedure
 
 
 def _train(
@@ -117,7 +118,8 @@ class Comparison:
         """The task with its data and the functions, made once: pickled unless an object prevents it."""
         try:
             with main_left_out():
-                return _Parcel(packed=pickle.dumps((self.task, self.procedure)))
+                files = files_in(self.settings.positions)
+                return _Parcel(packed=pickle.dumps((self.task, self.procedure, files)))
         except Exception as error:  # the user's objects may raise anything
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise

@@ -11,6 +11,7 @@ from relpos.comparison.callables import find_build, find_function
 from relpos.comparison.choices import CHOICES, WHATS, find_choice
 from relpos.core.checks import fail, require_choice, require_flag, require_int, shape_of
 from relpos.position import find
+from relpos.position.base.outside import files_in, with_files
 from relpos.train import OURS, Procedure, require_precision, resolve_device
 from relpos_command.option import options_of
 from relpos_command.requests import CompareRequest
@@ -32,6 +33,8 @@ def checked(request: CompareRequest) -> tuple[CompareRequest, Procedure]:
     request = replace(
         request, positions=_names(request.positions, "positions"), choices=_names(request.choices, "choices")
     )
+    if request.positions is not None:
+        request = replace(request, positions=tuple(map(with_files, request.positions)))
     procedure = _procedure(request)
     require_asked(request, procedure)
     if request.recipe is not None and not isinstance(request.recipe, Mapping):
@@ -88,9 +91,10 @@ def changes_of(request: CompareRequest) -> dict[str, Any]:
 
 
 def as_typed(request: CompareRequest) -> dict[str, str]:
-    """The request's model, step and evaluate that were named, as they were typed."""
+    """The request's model, step and evaluate that were named, and the mechanisms of files, as they were typed."""
+    files = {name: file.typed for name, file in files_in(request.positions or ()).items()}
     functions = {"model": request.model, "step": request.step, "evaluate": request.evaluate}
-    return {name: typed for name, typed in functions.items() if isinstance(typed, str)}
+    return {name: typed for name, typed in functions.items() if isinstance(typed, str)} | files
 
 
 def _procedure(request: CompareRequest) -> Procedure:

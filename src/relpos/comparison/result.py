@@ -12,6 +12,7 @@ from torch import nn
 from relpos.comparison import Comparison
 from relpos.report.advice import advise, decided
 from relpos.report.terminal import render_terminal
+from relpos.report.verdict import ComparisonVerdict
 from relpos.results import Results
 from relpos_command.visible import visible
 
@@ -73,6 +74,15 @@ class ComparisonResult:
         None while undecided: after a quick run or one seed, if others are tied with it, or if nothing beats chance.
         """
         return decided(self.results)
+
+    @property
+    def verdict(self) -> ComparisonVerdict:
+        """What the page says first: `decided`, `choose` (names), `why`, and while undecided `command` and `seconds`.
+
+        `command` is the one that would decide, with more seeds or steps; `seconds` estimates its training from the
+        times of this comparison. Undecided: a quick run, one seed, all tied, or nothing better than chance.
+        """
+        return advise(self.results).verdict
 
     @property
     def advice(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from relpos.data import Probe, Task
 from relpos.models import LanguageModel, SwinTransformer, VisionTransformer
 from relpos.optim import parameter_groups
 from relpos.position import find, presets
+from relpos.position.base.outside import sources_of
 from relpos.results import Environment, MechanismRecord, What, plain
 from relpos.train import (
     OF_THE_MODEL,
@@ -81,8 +82,9 @@ class ComparisonSettings:
         model, step, evaluate: the user's functions as text with a fingerprint; None means relpos's own.
         changes: requested changes of the recipe, except steps.
         better: whether higher or lower figures of the user's metric are better; None if relpos measures.
-        given: model, step and evaluate as the user typed them, to repeat the command. They do not distinguish
-            comparisons: a moved file is the same code.
+        given: model, step, evaluate and mechanisms of files as the user typed them, to repeat the command. They do not
+            distinguish comparisons: a moved file is the same code.
+        sources: the files and packages of mechanisms that are not relpos's, with a fingerprint.
     """
 
     task: str
@@ -103,6 +105,7 @@ class ComparisonSettings:
     changes: dict[str, Any] = field(default_factory=dict)
     better: Literal["higher", "lower"] | None = None
     given: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,6 +173,7 @@ class ComparisonSettings:
             step=described(procedure.step),
             evaluate=described(procedure.evaluate),
             given=as_typed(request),
+            sources=sources_of(chosen),
         )
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:
@@ -194,9 +198,10 @@ class ComparisonSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `comparison.json` that distinguish comparisons; `what` only if it is not position."""
+        """Plain values for `comparison.json` that distinguish comparisons; `what` only if it is not position, and
+        `sources` only if there are some."""
         whole = {**plain(self.describe()), "task_options": plain(self.task_options)}
-        left_out = ("given", "what") if self.what == "position" else ("given",)
+        left_out = ["given", *(["what"] if self.what == "position" else []), *([] if self.sources else ["sources"])]
         return {name: value for name, value in whole.items() if name not in left_out}
 
 

@@ -185,3 +185,12 @@ class Store:
             return _unsealed(read_file(path, _RECORD_AT_MOST))
         except FileError as error:
             fail_to_read("a record that relpos wrote", path, error, "Remove it: the same command recreates it.")
+
+
+def steps_of(folder: Path) -> int | None:
+    """The training steps of the comparison begun in a folder; None if there is none to be read."""
+    try:
+        steps = read_json(folder / _HEAD, _HEAD_AT_MOST)["settings"]["recipe"]["steps"]
+    except (FileError, OSError, KeyError, TypeError):
+        return None
+    return steps if isinstance(steps, int) else None

@@ -170,19 +170,40 @@ def require_choice(x: object, name: str, choices: tuple[str, ...], remedy: str =
         fail(f"{name} to be one of {listed}", shape_of(x), remedy.strip())
 
 
-def require_name(name: object, known: Iterable[str], what: str, aliases: Iterable[str] = ()) -> None:
-    """Raise unless `name` is one of the known ones; the message offers the nearest, aliases included. `what` includes
-    its article."""
+def require_name(
+    name: object, known: Iterable[str], what: str, aliases: Iterable[str] = (), *, listed_by: str | None = None
+) -> None:
+    """Raise unless `name` is one of the known ones; the message offers the nearest, aliases included.
+
+    Args:
+        what: a name of it, with its article.
+        listed_by: where all names are listed, if they are too many for a message, which then has the nearest.
+    """
     names = list(known)
-    if not isinstance(name, str) or name not in names:
-        came = repr(name) if isinstance(name, str) else shape_of(name)
-        fail(f"{what} among {', '.join(names)}", came, _nearest(name, [*names, *aliases]) or "Choose one of them.")
+    if isinstance(name, str) and name in names:
+        return
+    came = repr(name) if isinstance(name, str) else shape_of(name)
+    asked = _nearest(name, [*names, *aliases])
+    if listed_by is None:
+        fail(f"{what} among {', '.join(names)}", came, asked or "Choose one of them.")
+    near = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0.0) if isinstance(name, str) else names[:_NEAREST]
+    fail(what, came, f"{asked} Such as {', '.join(near)}; {listed_by}".strip())
+
+
+_NEAREST = 6
+"""How many names a message has, of many."""
 
 
 def _nearest(name: object, known: Sequence[str], cutoff: float = 0.5) -> str:
     """The question whether the nearest of the known names was meant, or nothing where none is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if isinstance(name, str) else []
     return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_argument(of: str, name: str, known: Sequence[str], remedy: str | None = None) -> str:
+    """The message for an argument that a function or class does not have: for a `TypeError`, as Python's."""
+    remedy = remedy or _nearest(name, known) or "Leave it out."
+    return f"expected an argument of {of} ({', '.join(known)}); got {name}=. {remedy}"
 
 
 def require_probability(x: object, name: str) -> None:

@@ -231,9 +231,11 @@ class ImageTask(Task):
         return torch.rand(batch_size, self.channels, rows, columns), labels
 
     def describe(self) -> results.TaskRecord:
+        counts = torch.bincount(self.labels("test"), minlength=1)
         return replace(
             super().describe(),
             classes=list(self.classes),
+            largest_class=round(counts.max().item() / max(1, counts.sum().item()), 6),
             channels=self.channels,
             image_size=list(self.image_size),
             patch_size=list(self.patch_size),

@@ -5,16 +5,17 @@ A call is planned once for all that have its structure (`plan`): checked, its en
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike
-from relpos.core.checks import without_autocast
+from relpos.core.checks import unknown_argument, without_autocast
 from relpos.engines.arguments import Arguments, HiddenStates, Position
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
@@ -145,6 +146,7 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
     states: HiddenStates | None = None,
+    **unknown: Any,
 ) -> Float[Tensor, "B H N V"] | tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """Softmax attention with any position mechanism.
 
@@ -199,6 +201,8 @@ def attention(
         >>> relpos.attention(q, k, v, position=bias, queries=grid).shape
         torch.Size([2, 8, 197, 64])
     """
+    if unknown:
+        _fail_unknown(next(iter(unknown)))
     if not isinstance(backend, str):
         require_backend(backend)
     given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states)
@@ -211,6 +215,24 @@ def attention(
         return output
     assert lse is not None, "an engine without it says so"
     return output, lse
+
+
+_OF_SDPA = {
+    "is_causal": 'Pass mask="causal".',
+    "attn_mask": "Pass a boolean tensor as mask=, and numbers as position=relpos.DenseBias(x).",
+    "dropout_p": "Pass it as dropout=.",
+    "enable_gqa": "Leave it out: k and v may have fewer heads.",
+    "query": "Pass it first, as q.",
+    "key": "Pass it second, as k.",
+    "value": "Pass it third, as v.",
+}
+"""What to write instead of an argument of PyTorch's `scaled_dot_product_attention`."""
+
+
+def _fail_unknown(name: str) -> NoReturn:
+    """Raise for an argument that `attention` does not have: a `TypeError`, as Python's."""
+    known = [one for one in inspect.signature(attention).parameters if one != "unknown"]
+    raise TypeError(unknown_argument("attention", name, known, _OF_SDPA.get(name)))
 
 
 def explain(

@@ -175,8 +175,11 @@ def _resolve_terms(
     if isinstance(position, Term):
         return Terms(position)
     if not isinstance(position, Terms):
-        wanted = "position to be terms or a mechanism"
-        fail(wanted, shape_of(position), "Build the mechanism first, or wrap a dense tensor as DenseBias(bias).")
+        remedy = "Build the mechanism first, or wrap a dense tensor as DenseBias(bias)."
+        if isinstance(position, str):
+            sizes = f"num_heads={q.shape[1]}, head_dim={q.shape[3]}" if q.dim() == 4 else "num_heads=..., head_dim=..."
+            remedy = f"Build it first: relpos.create_position({position!r}, {sizes}, queries=...)."
+        fail("position to be terms or a mechanism", shape_of(position), remedy)
     return position
 
 

@@ -4,6 +4,7 @@ from relpos.position.alibi import ALiBi, alibi_slopes
 from relpos.position.base.from_states import FromStates
 from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.offset_bias import OffsetBias
+from relpos.position.base.outside import from_file
 from relpos.position.base.preset import Preset, create_position, find, presets
 from relpos.position.base.scope import decoding, reading_once
 from relpos.position.base.site import Site
@@ -97,6 +98,7 @@ __all__ = [
     "create_position",
     "decoding",
     "find",
+    "from_file",
     "get_relative_position_index_1d",
     "get_relative_position_index_2d",
     "presets",

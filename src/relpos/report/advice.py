@@ -2,8 +2,9 @@
 
     a quick run                                   it works; nothing is ranked
     one seed                                      undecided: run with --seeds 3; who is ahead so far
-    nothing above chance                          train longer
+    nothing above chance                          undecided: train longer
     `none` is tied with the best                  position does not matter here, or more tests are needed to know
+    all are tied with the best                    undecided: more seeds
     one is tied with the best everywhere          choose it
     else                                          one choice if objects move (inputs grow), one if they do not
 
@@ -12,9 +13,11 @@ The last lines name the cheapest of those tied with the best, and say whether ra
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from relpos.report.measure import Measure, measure_of
 from relpos.report.standings import Standing, Standings, contenders, far_probe, in_words, outcomes, stand
+from relpos.report.verdict import ComparisonVerdict, undecided
 from relpos.results import Results
 
 NAMED_AT_MOST = 3
@@ -24,22 +27,32 @@ AS_FAST = 1.05
 
 @dataclass(frozen=True)
 class Advice:
-    """`lines` start the page, `named` are the mechanisms in them, `cautions` follow, `notes` accompany the table."""
+    """`lines` start the page, `named` are the mechanisms in them, `cautions` follow, `notes` accompany the table.
+
+    `verdict` says the same as `lines`, with the command that would decide.
+    """
 
     lines: tuple[str, ...]
     named: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    verdict: ComparisonVerdict = ComparisonVerdict(False, (), "")
 
 
 def advise(results: Results) -> Advice:
     """The advice of a comparison, finished or not."""
     far = far_probe(results)
     test, away = stand(results, results.task.probes[0]), stand(results, far) if far is not None else None
-    lines, named = _lines(results, test, away)
+    answer = _answer(results, test, away)
     notes = [] if results.settings.quick else [*_flips(test, away), *_plain_rate(results)]
-    notes = [note for note in notes if note not in lines]
-    return Advice(tuple(lines[:3]), tuple(named), tuple(_cautions(results, test, away)), tuple(notes))
+    notes = [note for note in notes if note not in answer.lines]
+    why = " ".join(answer.lines[:3])
+    if answer.needs is not None:
+        verdict = undecided(results, why, longer=answer.needs == "steps")
+    else:
+        verdict = ComparisonVerdict(bool(answer.choose), tuple(answer.choose), why)
+    cautions = tuple(_cautions(results, test, away))
+    return Advice(tuple(answer.lines[:3]), tuple(answer.named), cautions, tuple(notes), verdict)
 
 
 def decided(results: Results) -> str | None:
@@ -60,73 +73,116 @@ def listed(names: Sequence[str], most: int = 99) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
 
 
-def _lines(results: Results, test: Standings | None, away: Standings | None) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class _Answer:
+    """The first lines, the names to mark, those to choose, and whether longer training or more seeds would decide."""
+
+    lines: list[str]
+    named: Sequence[str] = ()
+    choose: Sequence[str] = ()
+    needs: Literal["seeds", "steps"] | None = None
+
+
+def _answer(results: Results, test: Standings | None, away: Standings | None) -> _Answer:
     if results.records and all(run.diverged is not None for run in results.records):
-        return ["Every training run diverged."], []
+        return _Answer(["Every training run diverged."])
     if results.settings.quick:
         trained, asked = sum(bool(results.runs(name)) for name in results.names), len(results.names)
-        return [
+        lines = [
             f"It works: {trained} of {asked} trained, measured and drawn.",
             "A quick run trains too little to rank anything. Leave out --quick to compare.",
-        ], []
+        ]
+        return _Answer(lines, needs="seeds" if asked > 1 else None)
     if test is None:
-        return ["There is nothing to compare yet."], []
+        return _Answer(["There is nothing to compare yet."])
     figure = test.measure.figure
+    if len(test.entries) == 1 and test.beats_chance:
+        reached = figure(test.best.reached.mean)
+        return _Answer([f"Only {test.best.contender.name} was measured: {reached} {in_words(test.probe)}."])
     if not test.beats_chance:
-        chance, reached = figure(test.chance or 0.0), test.best.reached
-        if reached.mean > (test.chance or 0.0) + 2 * test.measure.little:
-            best = f"{_name(test.best, test)} {in_words(test.probe)}"
-            line = f"Undecided: the best is {best}, but its interval includes chance ({chance})."
-            return [line, "Run more seeds (--seeds 5), test on more data, or train longer (--steps)."], []
-        line = f"Nothing is better than chance ({chance}) {in_words(test.probe)}: the best is {_name(test.best, test)}."
-        return [line, "Train longer (--steps), or check the labels."], []
+        return _at_chance(test)
     if away is not None and not away.beats_chance:
         away = None
-    if len(test.entries) == 1:
-        return [
-            f"Only {test.best.contender.name} was measured: {figure(test.best.reached.mean)} {in_words(test.probe)}."
-        ], []
+    boards = [test] if away is None else [test, away]
     if results.settings.seeds == 1 or not test.best.reached.covers_seeds:
-        boards = [test] if away is None else [test, away]
-        named = list(dict.fromkeys(board.best.contender.name for board in boards))
+        named = list(dict.fromkeys(board.best.contender.name for board in boards if not board.all_tied))
         lead = "So far " + ", ".join(_ahead(board) for board in boards)
         left = "after one seed" if results.settings.seeds == 1 else "while only one seed has finished"
-        line = f"Undecided {left}: run the same command with --seeds {max(3, results.settings.seeds)}."
-        return [line, f"{lead}."], named
-    boards = [test] if away is None else [test, away]
+        return _Answer([f"Undecided {left}.", f"{lead}."], named, needs="seeds")
     if results.settings.what == "position" and all("none" in board.tied for board in boards):
-        return _no_matter(boards), ["none"]
+        return _no_matter(boards)
+    if all(board.all_tied for board in boards):
+        return _all_tied(boards, results.settings.what)
     return _choose(results, test, away)
 
 
-def _no_matter(boards: list[Standings]) -> list[str]:
-    """`none` is tied with the best everywhere: either the gain is small, or too few tests were made to see it."""
-    measure, where = boards[0].measure, listed([in_words(board.probe) for board in boards])
+def _at_chance(test: Standings) -> _Answer:
+    """Why the best is not above chance: on the validation data, by its interval, or by its figure."""
+    chance, reached, best = test.chance or 0.0, test.best.reached, f"{_name(test.best, test)} {in_words(test.probe)}"
+    said = test.measure.figure(chance)
+    if reached.low > chance:
+        line = f"Undecided: the best is {best}, but on the validation data it is not better than chance ({said})."
+    elif reached.mean > chance + 2 * test.measure.little:
+        line = f"Undecided: the best is {best}, but its interval includes chance ({said})."
+        return _Answer([line, "More seeds would tell, more test data, or longer training."], needs="seeds")
+    else:
+        where = in_words(test.probe)
+        line = f"Undecided: nothing is better than chance ({said}) {where}: the best is {_name(test.best, test)}."
+    return _Answer([line, "Train longer (--steps), or check the labels."], needs="steps")
+
+
+def _most(boards: list[Standings], name: str | None) -> float:
+    """The most that another may be ahead of this one, by the intervals; without a name, the most between any two."""
     most = 0.0
     for board in boards:
-        of_none = board.of("none")
-        if of_none is not None and of_none.behind is not None:
-            most = max(most, of_none.behind.high)
-        else:  # `none` is the best: the most that others may be ahead
-            most = max([most, *(-entry.behind.low for entry in board.entries if entry.behind is not None)])
-    most = min(most, 1.0) if measure.is_share else most  # an interval of two seeds may exceed 1
+        entry = None if name is None else board.of(name)
+        if entry is not None and entry.behind is not None:
+            most = max(most, entry.behind.high)
+            continue
+        behind = [one.behind for one in board.entries if one.behind is not None]
+        most = max([most, *(-one.low for one in behind)])  # the best itself: others may be ahead of it
+        if name is None:
+            most = max([most, *(one.high for one in behind)])
+    return min(most, 1.0) if boards[0].measure.is_share else most  # an interval of two seeds may exceed 1
+
+
+def _no_matter(boards: list[Standings]) -> _Answer:
+    """`none` is tied with the best everywhere: either the gain is small, or too few tests were made to see it."""
+    measure, where = boards[0].measure, listed([in_words(board.probe) for board in boards])
+    most = _most(boards, "none")
     if most <= 2 * measure.little:
-        return [
+        lines = [
             f"Position does not matter on these data: every mechanism is tied with none {where}.",
-            f"Another position would gain at most {measure.gap(most)}. Choose none, which costs nothing.",
+            f"Another position would gain at most {measure.gap(most)}. The cheapest is none.",
         ]
-    return [
+        return _Answer(lines, ["none"], ["none"])
+    lines = [
         f"Undecided: none is tied with the best {where}, but a gain of up to {measure.gap(most)} is possible.",
-        "Run more seeds (--seeds 5), or test on more data.",
+        "More seeds would tell, or more test data.",
     ]
+    return _Answer(lines, needs="seeds")
 
 
-def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[list[str], list[str]]:
+def _all_tied(boards: list[Standings], what: str) -> _Answer:
+    """Nobody is behind the best anywhere."""
+    measure, where = boards[0].measure, listed([in_words(board.probe) for board in boards])
+    most, names = _most(boards, None), [entry.contender.name for entry in boards[0].entries]
+    all_ = "both" if len(names) == 2 else f"all {len(names)}"
+    line = f"Undecided: {all_} are tied {where} ({listed(names, NAMED_AT_MOST)}, up to {{}})."
+    line = line.format(measure.figure(boards[0].best.reached.mean))
+    if most <= 2 * measure.little:
+        more = f"The {what} makes little difference here: no two can be more than {measure.gap(most)} apart."
+    else:
+        more = f"A difference of up to {measure.gap(most)} is possible. More seeds would tell, or more test data."
+    return _Answer([line, more], needs="seeds")
+
+
+def _choose(results: Results, test: Standings, away: Standings | None) -> _Answer:
     rank = away or test
     everywhere = [name for name in rank.tied if name in test.tied]
     if everywhere or away is None:
         board, pool = rank, everywhere
-        name = pool[0]
+        name, chosen = pool[0], pool[:1]
         reached = [
             f"{one.measure.figure(entry.reached.mean)} {in_words(one.probe)}"
             for one in ([test] if away is None else [test, away])
@@ -142,7 +198,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         )
         lines = [f"Choose {_best(away)} if {moves}.", f"Choose {_best(test)} if {stays}."]
         named = [away.best.contender.name, test.best.contender.name]
-        board, pool = away, away.tied
+        board, pool, chosen = away, away.tied, list(named)
     cheap = _cheapest(results, pool)
     if cheap is not None and len(pool) > 1 and _apart(results, cheap[0], pool):
         name, words = cheap
@@ -154,7 +210,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> tuple[
         lines.append(f"{cheap[1][0].upper()}{cheap[1][1:]}.")
     if len(lines) < 3:
         lines += _flips(test, away)[:1]
-    return lines, list(dict.fromkeys(named))
+    return _Answer(lines, list(dict.fromkeys(named)), chosen)
 
 
 def _best(board: Standings) -> str:

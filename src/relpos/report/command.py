@@ -13,17 +13,22 @@ YEAR = 2026
 """The year of this version of relpos."""
 
 
-def command_line(results: Results) -> str:
+def command_line(results: Results, request: CompareRequest | None = None) -> str:
     """The command that repeats this comparison; only the results' folder is left to the reader.
 
     If functions or datasets were passed in Python, it is the call of `relpos.compare` instead.
+
+    Args:
+        request: another one on the same data and functions; its results go into a folder of their own.
     """
     settings = results.settings
-    request = requested(settings)
+    repeated = request is None
+    request = requested(settings) if request is None else request
     functions = [getattr(request, name) for name in _FUNCTIONS]
     if settings.task == "datasets" or not all(isinstance(one, str | None) for one in functions):
-        return _call(request)
-    return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), "--out", "DIR"]))
+        return _call(request, repeated=repeated)
+    folder = ["--out", "DIR"] if repeated else []
+    return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), *folder]))
 
 
 def requested(settings: SettingsRecord) -> CompareRequest:
@@ -43,7 +48,7 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         better=settings.better if named["evaluate"] is not None else None,
         what=settings.what,
         choices=tuple(settings.choices) if settings.what != "position" else None,
-        positions=tuple(settings.positions),
+        positions=tuple(typed_position(settings, name) for name in settings.positions),
         seeds=settings.seeds,
         steps=settings.recipe.steps,
         batch_size=changes.pop("batch_size", None),
@@ -99,15 +104,20 @@ def as_given(settings: SettingsRecord, name: str) -> str | None:
     return text[:end]
 
 
+def typed_position(settings: SettingsRecord, name: str) -> str:
+    """A position, sum or schedule with its mechanisms of files as the user typed them."""
+    return "".join(settings.given.get(part, part) for part in re.split("([+~])", name))
+
+
 def _is_typed(text: str) -> bool:
     """Whether the command accepts it: FILE.py:NAME, or a model's name."""
     return text == "swin" or ".py:" in text or text.startswith(("timm:", "hf:"))
 
 
-def _call(request: CompareRequest) -> str:
+def _call(request: CompareRequest, *, repeated: bool) -> str:
     """The call in Python; the reader must define the functions and datasets that it names."""
     arguments = [f"    {name}={getattr(request, name)!r}," for name in asked(request, _ORDER)]
-    return "\n".join(["relpos.compare(", *arguments, "    out=DIR,", ")"])
+    return "\n".join(["relpos.compare(", *arguments, *(["    out=DIR,"] if repeated else []), ")"])
 
 
 def _data(settings: SettingsRecord) -> str:

@@ -7,6 +7,7 @@ figure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class _Printed:
     precision: str
     threads: int
     quick: bool
+    files: tuple[str, ...]
 
     @classmethod
     def of(cls, results: Results, name: str) -> _Printed:
@@ -62,6 +64,7 @@ class _Printed:
             precision=settings.precision,
             threads=settings.threads,
             quick=settings.quick,
+            files=tuple(settings.given[part] for part in re.split("[+~]", record.position) if part in settings.given),
         )
 
 
@@ -89,6 +92,7 @@ def reproduce(results: Results, position: str) -> str:
         "from relpos.data import find_task",
         f"from relpos.train import {'estimate_hessian, ' if estimating else ''}measured",
         "",
+        *(f"relpos.position.from_file({file!r})" for file in run.files),
         f"STEPS, WARMUP, RATE = {steps}, {warmup}, {recipe['learning_rate']}",
         "",
         f"torch.set_num_threads({run.threads})",

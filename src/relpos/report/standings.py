@@ -44,13 +44,17 @@ class Standing:
 
 @dataclass(frozen=True)
 class Standings:
-    """The contenders of a probe, best first, over the seeds that all have; other seeds are left out."""
+    """The contenders of a probe, best first, over the seeds that all have; other seeds are left out.
+
+    `validated` says whether the best is above chance on the validation data, too.
+    """
 
     probe: ProbeRecord
     measure: Measure
     chance: float | None
     entries: tuple[Standing, ...]
     left_out_seeds: tuple[int, ...]
+    validated: bool = True
 
     @property
     def best(self) -> Standing:
@@ -68,8 +72,13 @@ class Standings:
 
     @property
     def beats_chance(self) -> bool:
-        """Whether the best's whole interval is above chance."""
-        return self.chance is None or self.best.reached.low > self.chance
+        """Whether the best's whole interval is above chance, and so is its figure on the validation data."""
+        return self.chance is None or (self.validated and self.best.reached.low > self.chance)
+
+    @property
+    def all_tied(self) -> bool:
+        """Whether nobody is behind the best."""
+        return all(entry.tied for entry in self.entries)
 
 
 def contenders(results: Results, probe: ProbeRecord, variant: str = "recipe") -> list[Contender]:
@@ -153,12 +162,17 @@ def stand(results: Results, probe: ProbeRecord) -> Standings | None:
     standings = [Standing(best, reached[best], None)]
     standings += [Standing(one, reached[one], measure.ahead(counted[best], counted[one])) for one in rest]
     left_out = tuple(sorted(set.union(*every) - shared))
-    return Standings(probe, measure, chance_of(results), tuple(standings), left_out)
+    chance = chance_of(results)
+    at = [run.validation for run in results.runs(best.name) if run.validation is not None and run.seed in shared]
+    validated = chance is None or not at or sum(at) / len(at) > chance
+    return Standings(probe, measure, chance, tuple(standings), left_out, validated)
 
 
 def chance_of(results: Results) -> float | None:
-    """The accuracy of guessing; None if there are no classes or the metric is not accuracy."""
-    return 1.0 / len(results.task.classes) if results.task.classes and measure_of(results).is_share else None
+    """The accuracy of guessing, always the largest class if that is better; None without classes or accuracy."""
+    if not results.task.classes or not measure_of(results).is_share:
+        return None
+    return max(1.0 / len(results.task.classes), results.task.largest_class or 0.0)
 
 
 def in_words(probe: ProbeRecord) -> str:

@@ -23,7 +23,7 @@ DECIDES = 6
 
 
 def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH) -> Group:
-    """The table, then the advice and its cautions, for `console.print(..., crop=False)`.
+    """The table, the advice, its cautions, and the command that would decide, for `console.print(..., crop=False)`.
 
     Names and figures are never cut or folded.
     """
@@ -31,7 +31,11 @@ def render_terminal(results: Results | Mapping[str, Any], *, width: int = WIDTH)
     advice = advise(results)
     shown = render_table(results, width=width)
     shown += [_wrapped(line, width, "bold") for line in advice.lines]
-    return Group(*shown, *(_wrapped(caution, width, "yellow", indent="  ") for caution in advice.cautions))
+    shown += [_wrapped(caution, width, "yellow", indent="  ") for caution in advice.cautions]
+    if advice.verdict.command is not None:  # in one piece, to be copied
+        command = Text(visible(advice.verdict.command, keep="\n"), no_wrap=True, overflow="ignore")
+        shown += [_wrapped(advice.verdict.lead, width), command]
+    return Group(*shown)
 
 
 def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType]:

@@ -73,6 +73,8 @@ def _of_task(task: TaskRecord) -> Faults:
         yield from _least("task.channels", task.channels, 1)
         if not task.classes:
             yield "task.classes: expected at least one, got none"
+        if task.largest_class is not None and not 0 <= task.largest_class <= 1:
+            yield f"task.largest_class: expected a share from 0 to 1, got {task.largest_class:g}"
         yield from _size("task.image_size", task.image_size)
         yield from _size("task.patch_size", task.patch_size)
         for index, file in enumerate(task.skipped):

@@ -61,9 +61,12 @@ class SettingsRecord:
     evaluate: Annotated[str | None, "your own measurement, with a fingerprint"] = None
     changes: Annotated[dict[str, Any], "requested changes of the recipe, except steps"] = field(default_factory=dict)
     better: Annotated[Literal["higher", "lower"] | None, "for your own figures: `higher`, `lower`"] = None
-    given: Annotated[dict[str, str], "`model`, `step`, `evaluate` as typed; not part of the comparison"] = field(
-        default_factory=dict
-    )
+    given: Annotated[
+        dict[str, str], "`model`, `step`, `evaluate`, mechanisms of files as typed; not part of the comparison"
+    ] = field(default_factory=dict)
+    sources: Annotated[
+        dict[str, str], "mechanisms that are not relpos's: their file or package, with a fingerprint"
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class TaskRecord:
     ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
     length: Annotated[int | None, "of text: length of inputs in training, in bytes"] = None
     blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
+    largest_class: Annotated[float | None, "of images: share of the test images in the largest class"] = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,10 @@ from relpos.position.base.site import Site
 Family = Literal["none", "absolute", "bias", "rotation", "vectors", "sum", "other"]
 SCHEDULE = "~"
 """Joins the entries of a schedule: layer i takes entry i modulo their number."""
+OUTSIDE: dict[str, Preset] = {}
+"""Mechanisms of files that the user named in this process: `relpos.position.from_file`."""
+OFFERS: list[Callable[[], dict[str, Preset]]] = []
+"""Functions that return the mechanisms of other packages by name."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class Preset:
 def presets() -> dict[str, Preset]:
     """Every preset by name, in alphabetical order of modules and their own order inside.
 
+    Those of other packages come last.
+
     Raises:
         ValueError: two presets share a name, an alias is the name of another preset or of a preset's of another module.
 
@@ -89,6 +96,11 @@ def presets() -> dict[str, Preset]:
     for alias, (_, name) in aliases.items():
         if alias in found:
             raise ValueError(f"{alias!r} is a preset and an alias of the preset {name!r}; rename one")
+    for name, preset in (pair for offer in OFFERS for pair in offer().items()):
+        if name in found or name in aliases:
+            warnings.warn(f"left out the position {name} of {preset.source}: relpos has this name", stacklevel=2)
+        else:
+            found[name] = preset
     return found
 
 
@@ -107,7 +119,7 @@ def find(name: str, axes: int | None = None) -> Preset:
 
     Args:
         name: as `relpos list positions` has them, or several joined with `+`, `~` or both: `a+b~c` is the sum in even
-            layers and `c` in odd ones.
+            layers and `c` in odd ones. Also that of a mechanism of `from_file`.
         axes: of the tokens. It chooses where presets share an alias: "rope" is `rotary_2d` on a grid and `rotary_1d` on
             a sequence, and where it is None.
 
@@ -175,8 +187,16 @@ def _schedule(name: str, axes: int | None) -> Preset:
     )
 
 
+_LISTED = "relpos list positions shows all, and the command takes FILE.py:NAME, your own."
+
+
 def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
     """The preset of a name or an alias, in capitals or not."""
+    if isinstance(name, str) and name in OUTSIDE:
+        return OUTSIDE[name]
+    if isinstance(name, str) and ".py:" in name:
+        remedy = f"Only the command and relpos.compare run a file; call relpos.position.from_file({name!r}) first."
+        fail("the name of a position", repr(name), remedy)
     if isinstance(name, str) and name not in known:
         name = name.lower()
     if isinstance(name, str) and name not in known:
@@ -190,7 +210,7 @@ def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
                     "the name of a position", repr(name), f"The nearest is {preset.name!r}: {dict(preset.near)[name]}."
                 )
     others = [alias for preset in known.values() for alias in preset.aliases]
-    require_name(name, known, "a position", others)
+    require_name(name, known, "the name of a position", others, listed_by=_LISTED)
     return known[name]
 
 
