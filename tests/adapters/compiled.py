@@ -22,7 +22,7 @@ from relpos.adapters.common.libraries import imported
 from relpos.adapters.common.retrofitted import is_swapped, route
 
 TO_THE_END = ("timm ViT", "PyTorch")  # others are traced alone: most of the time is the compiler's
-RETROFITTED = ("t5 encoder, eager", "beit")
+RETROFITTED = ("t5 encoder, eager", "beit", "inkling", "inkling2")
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
 
 

@@ -102,6 +102,15 @@ def test_it_begins_at_no_bias_and_learns() -> None:
     assert all(layer.parts()[0].proj.grad.any() for layer in model.positions)
 
 
+@torch.no_grad()
+def test_autocast_does_not_round_what_is_kept() -> None:
+    model = llama().float()
+    relpos.replace_position(model, "fox")
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = model.model.layers[0].self_attn.layer_position.remembered(torch.ones(1, 3, 32))
+    assert kept.dtype == torch.float32
+
+
 class QuantizedCache:
     """By its name alone the library's, which needs another package."""
 

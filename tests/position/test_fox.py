@@ -252,3 +252,14 @@ def test_transforms_checkpoints_and_compilers_see_states(engine: str) -> None:
     given: Any = {"position": gate, "queries": tokens, "states": x, "mask": "causal"}
     assert relpos.explain(q, q, q, **given, backend=engine).backend in (engine, "sdpa")
     torch.testing.assert_close(relpos.attention_weights(q, q, **given) @ q, wanted, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_cache_under_autocast_holds_float32() -> None:
+    """As the full pass makes its gates: half precision would round every sum of them."""
+    model = LanguageModel(11, context=40, embed_dim=16, depth=1, num_heads=2, position="fox", position_init_std=0.5)
+    tokens, cache = torch.randint(0, 11, (1, 40)), KeyValueCache(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.eval()(tokens, cache=cache)
+    assert cache.layers[0].remembered is not None
+    assert cache.layers[0].remembered.dtype == torch.float32

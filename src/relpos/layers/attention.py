@@ -26,6 +26,7 @@ from relpos.core.checks import (
     require_int,
     require_probability,
     shape_of,
+    without_autocast,
 )
 from relpos.engines import attention, attention_weights, flash_attention, linear_attention, require_backend
 from relpos.layers.cache import LayerCache
@@ -188,7 +189,8 @@ class MultiHeadAttention(SelfAttention):
         before = 0 if cache is None else cache.length
         new = None
         if cache is not None and self.position is not None and remembers(self.position):
-            new = self.position.remembered(x)  # type: ignore[operator]  # of one that remembers
+            with without_autocast(x.device):  # as its terms are made
+                new = self.position.remembered(x)  # type: ignore[operator]  # of one that remembers
         kept = None if cache is None or new is None else cache.all_remembered(new)
         terms = self._terms(x, before + q.shape[2], position, coordinates, kept)
         if cache is not None:
