@@ -24,6 +24,9 @@ def spoken(layer: Any, states: Tensor) -> list[Tensor]:
 
 
 class TestCable(LibrarySuite):
+    """Its terms are of the forget gate's kind."""
+
+    alike = True
     axes = (1,)
     causal = True
     translation_invariant = True

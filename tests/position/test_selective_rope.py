@@ -17,6 +17,9 @@ RANK, BASE = 5, 9.0
 
 
 class TestSelectiveRoPE(ContentRotationSuite):
+    """Its terms are of CARoPE's kind; what its convolution sees is tested below."""
+
+    alike = True
     preset = "selective_rope"
 
     def build(self, site: Site) -> SelectiveRoPE:

@@ -11,9 +11,9 @@ run over the keys in their order, each row of a batch for itself, and a query st
 contributes is its relu, so that a cache of it may be cut at either end. Tokens of one document stand side by side, for
 what stands between two tokens counts. Pairs of a prefix token have no bias.
 
-Scores are exact to about 0.00001 where sums are 30,000: whole numbers times g rounded to 64ths are one term, in which all is
-exact in float32, and in TF32 where g is below 4. A second term is what they leave out, with the gradient; in TF32 it is
-rounded to about 0.1 at such sums. The gradient of g is a difference of sums in float32.
+Scores are exact to about 0.00001 where sums are 30,000: whole numbers times g rounded to 64ths are one term, in which
+all is exact in float32, and in TF32 where g is below 4. A second term is what they leave out, with the gradient; in
+TF32 it is rounded to about 0.1 at such sums. The gradient of g is a difference of sums in float32.
 
 Source: Veisi, Amirzadeh, Mansourian 2025 ("Context-aware Biases for Length Extrapolation", arXiv 2503.08067v3),
 section 3, equations 2 to 7. There b and c are left out; they are in the authors' code, whose first version (February
