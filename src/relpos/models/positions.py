@@ -140,7 +140,7 @@ class LayerPositions(ModuleSequence):
     @classmethod
     def and_own(
         cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
-    ) -> tuple[Self, list[Sum | None]]:
+    ) -> tuple[LayerPositions, list[Sum | None]]:
         """The same for layers that hand on states: beside it each layer's own mechanisms, which are made from them."""
         require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")

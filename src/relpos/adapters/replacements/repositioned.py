@@ -61,6 +61,7 @@ class ReplacedPositions(LayerPositions):
             ValueError: a mechanism that needs hidden states in layers that hand none on, or shared by layers.
         """
         positions, own = cls.and_own(position, site, depth, shared=shared, trainable=trainable)
+        assert isinstance(positions, cls)
         if names := ", ".join(sorted({type(part).__name__ for one in own if one is not None for part in one.parts()})):
             if not with_states:
                 remedy = "GPT-2, Llama, T5, BERT and ViT of transformers hand them on; choose another position here."
