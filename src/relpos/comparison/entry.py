@@ -231,7 +231,7 @@ def _sizes(
     return image_size, patch
 
 
-_LEAST_PIXELS, _LEAST_PATCHES, _QUICK_PATCHES = 64, 8, 4
+_LEAST_PIXELS, _LEAST_PATCHES, _QUICK_PATCHES = 64, 8, 6
 """Minimum pixels and patches along an axis, if the image size is chosen for a model; the last in a quick run."""
 _OWN_OF_SWIN = "relative_2d"
 _FEW = 16

@@ -197,6 +197,9 @@ def _one(name: str, known: dict[str, Preset], axes: int | None) -> Preset:
     if isinstance(name, str) and ".py:" in name:
         remedy = f"Only the command and relpos.compare run a file; call relpos.position.from_file({name!r}) first."
         fail("the name of a position", repr(name), remedy)
+    if isinstance(name, str) and "." in name and name not in known:
+        came = f"{name!r}, of a file or package that is not loaded"
+        fail("the name of a position", came, "Call relpos.position.from_file first, or name FILE.py:NAME beside it.")
     if isinstance(name, str) and name not in known:
         name = name.lower()
     if isinstance(name, str) and name not in known:
