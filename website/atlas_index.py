@@ -88,7 +88,7 @@ def index(
 
 
 INDEX = """---
-hide: [toc]
+hide: [navigation, toc]
 ---
 
 # Atlas of positions

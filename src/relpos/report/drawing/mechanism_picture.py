@@ -186,10 +186,11 @@ def _layout(strip: Maps | Bars) -> tuple[int, int]:
 def _panel(strip: Maps | Bars) -> tuple[float, float]:
     """Width and height of one panel, in inches."""
     _, across = _layout(strip)
+    small = strip.across < HEADS_IN_A_ROW  # for a phone, where all is drawn smaller
     if isinstance(strip, Bars):
-        return (6.0, 1.7) if across == 1 else (max(1.85, 6.0 / across), 1.5)
+        return (1.6, 1.3) if small else (6.0, 1.7) if across == 1 else (max(1.85, 6.0 / across), 1.5)
     _, rows, columns = strip.values.shape
-    wide = {1: 3.6, 2: 2.7, 3: 2.1}.get(across, 1.85)
+    wide = 1.6 if small else {1: 3.6, 2: 2.7, 3: 2.1}.get(across, 1.85)
     if across == 1 and columns > 2.5 * rows:
         wide = 6.0
     elif across == 1 and max(rows, columns) > 40:
