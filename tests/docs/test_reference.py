@@ -28,7 +28,11 @@ BESIDE = (
 NAMES = sorted([*relpos.__all__, *(f"patterns.{name}" for name in relpos.patterns.__all__), *BESIDE])
 
 OF_PYTORCH = {"AdamW": "the class and its docstring are PyTorch's"}
-NOT_RUN = {"ComparisonResult": "comes of a comparison", "compare": "trains models; docs/guides/compare.md runs it"}
+NOT_RUN = {
+    "ComparisonResult": "comes of a comparison",
+    "compare": "trains models; docs/guides/compare.md runs it",
+    "position.from_file": "needs a file; tests/comparison/test_own_mechanism.py has some",
+}
 SLOW = {"retrofit"}  # it imports transformers
 
 
