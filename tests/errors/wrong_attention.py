@@ -197,7 +197,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: attention(x(), x(), x(), states=zeros(2, 6, 8)),
          "states only with a mechanism; got terms or no position. Terms were made with theirs: leave out states=."),
         (lambda: replace_position(torch.nn.MultiheadAttention(8, 2, batch_first=True), "fox", coordinates=Sequence(6)),
-         "a position that needs no hidden states; got ForgetGate. Models and layers of relpos hand a mechanism ..."),
+         "a position that needs no hidden states; got ForgetGate. GPT-2, Llama, T5, BERT and ViT of ..."),
     ],
     "explain": [
         (lambda: explain(x(), x(), x(), backend="sdpa", return_lse=True),

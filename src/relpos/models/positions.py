@@ -105,7 +105,7 @@ class LayerPositions(ModuleSequence):
     The first also acts on tokens. Layer i has sum i modulo their number.
 
     Args:
-        sums: the mechanisms themselves; `for_layers` builds them.
+        sums: the mechanisms themselves; `and_own` builds them.
         depth: number of layers.
         trainable: False freezes their parameters.
         period: number of entries of a schedule; 1 for none.
@@ -121,27 +121,10 @@ class LayerPositions(ModuleSequence):
             self.requires_grad_(False)
 
     @classmethod
-    def for_layers(
-        cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
-    ) -> LayerPositions:
-        """Build a choice's mechanisms for a site, in `depth` layers that hand nothing to them.
-
-        Raises:
-            ValueError: a mechanism that needs the hidden states of its layer.
-        """
-        positions, own = cls.and_own(position, site, depth, shared=shared, trainable=trainable)
-        for one in own:
-            if one is not None:
-                names = ", ".join(type(part).__name__ for part in one.parts())
-                remedy = "Models and layers of relpos hand a mechanism the hidden states; choose another here."
-                fail("a position that needs no hidden states", names, remedy)
-        return positions
-
-    @classmethod
     def and_own(
         cls, position: PositionChoice, site: Site, depth: int, *, shared: bool, trainable: bool
     ) -> tuple[LayerPositions, list[Sum | None]]:
-        """The same for layers that hand on states: beside it each layer's own mechanisms, which are made from them."""
+        """Build a choice's mechanisms for a site; beside them each layer's own, which are made from hidden states."""
         require_flag(shared, cls.sharing)
         require_flag(trainable, "position_trainable")
         builds = [builder(entry, cls.sharing) for entry in entries_of(position, depth)]
