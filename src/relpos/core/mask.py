@@ -142,7 +142,7 @@ class Mask(Movable):
         if not isinstance(mask, Tensor):
             remedy = "Use Mask.causal(), Mask.padding(valid) or DenseBias."
             fail("mask to be a relpos.Mask, 'causal' or a boolean tensor", shape_of(mask), remedy)
-        if isinstance(mask, Tensor) and mask.dim() == 3:
+        if mask.dim() == 3:
             remedy = "One per element, [B, N, M]: pass mask[:, None]. One per head, [H, N, M]: pass mask[None]."
             fail("mask to be a tensor with 2 or 4 dimensions", shape_of(mask), remedy)
         require_pairs(mask, "mask", (2, 4))
