@@ -239,7 +239,7 @@ def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
 
 def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
     """At another size the position embedding would not fit, and start anew."""
-    from relpos.comparison.entry import _sizes
+    from relpos.comparison.entry import _LEAST_PATCHES, _sizes
 
     sizes = {"image_size": 48, "patch_size": 4}
     transformers = imported("transformers")
@@ -251,9 +251,9 @@ def test_trained_images_keep_their_size_and_position(tmp_path: Path) -> None:
         file = photos / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 20), (number, 0, 0)).save(file)
-    assert _sizes(plain, photos, None) == ((64, 64), (4, 4))
-    assert _sizes(build, photos, 32) == (32, (4, 4))
-    size, patch = _sizes(build, photos, None)
+    assert _sizes(plain, photos, None, _LEAST_PATCHES) == ((64, 64), (4, 4))
+    assert _sizes(build, photos, 32, _LEAST_PATCHES) == (32, (4, 4))
+    size, patch = _sizes(build, photos, None, _LEAST_PATCHES)
     task = find_data(photos, image_size=size, patch=patch)
     (said,) = build.notes(task)
     assert "position" not in said

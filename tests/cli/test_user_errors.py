@@ -21,8 +21,7 @@ Refused = Callable[..., str]
 VERBS = [
     ("", r"expected a verb; got none\. See relpos --help"),
     ("compar", r"invalid choice: 'compar' \(choose from 'compare', .*\)\. Did you mean compare\? See relpos --help"),
-    ("frobnicate", r"invalid choice: 'frobnicate' \(choose from 'compare', .*'list'\)\. See relpos --help"),
-    ("--version", r"unrecognized arguments: --version\. See relpos --help"),
+    ("frobnicate", r"invalid choice: 'frobnicate' \(choose from 'compare', .*'list', 'vectors'\)\. See relpos --help"),
     ("list", r"the following arguments are required: KIND\. See relpos list --help"),
     ("list position", r"KIND: invalid choice: 'position' \(choose from .*\)\. Did you mean positions\? See"),
     ("list positions extra", r"unrecognized arguments: extra\. See relpos list --help"),
@@ -30,7 +29,7 @@ VERBS = [
 TRAIN = [
     ("--position none", r"the following arguments are required: --out\. See relpos train --help"),
     ("--out new", r"the following arguments are required: --position\. See"),
-    ("--out new --position relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
+    ("--out new --position relativ_2d", r"the name of a position; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("--out new --position none+lerned", r"got 'lerned'\. Did you mean 'learned'\?"),
     ("--out new --position none --stepz 3", r"unrecognized arguments: --stepz 3\. Did you mean --steps\?"),
     ("--out new --position none --steps x", r"argument --steps: expected a whole number; got 'x'\. See"),
@@ -40,7 +39,7 @@ TRAIN = [
     ("--out new --position none --data classes/gone", r"data as .*; got .*gone, which does not exist"),
 ]
 COMPARE = [
-    ("--positions relativ_2d", r"among .*; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
+    ("--positions relativ_2d", r"the name of a position; got 'relativ_2d'\. Did you mean 'relative_2d'\?"),
     ("--positions ,", r"expected at least one position; got none\. Name some"),
     ("--positions", r"argument --positions: expected one argument\. See relpos compare --help"),
     ("--task digits", r"unrecognized arguments: --task digits\."),

@@ -43,6 +43,7 @@ def run(code: str, names: dict[str, Any], where: str) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler, of its own
 @pytest.mark.usefixtures("unchecked", "timm", "_one_process")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES]

@@ -24,6 +24,7 @@ from relpos.core import (
     Coordinates,
     DenseBias,
     Grid,
+    IndexedBias,
     Mask,
     Positions,
     QueryScale,
@@ -93,6 +94,9 @@ def kinds(n: int) -> tuple[CallKind, ...]:
     def sinks() -> Terms:
         return Sinks(torch.zeros(_HEADS, requires_grad=True)) + Softcap(3.0)
 
+    def indexed() -> Term:
+        return IndexedBias(torch.zeros(_HEADS, 7, requires_grad=True), (token[:, None] * token % 7).byte()[None])
+
     segments = torch.where(token < n - 9, token * 4 // n, -1)
     some = Mask(left=n // 4, right=3, query_global=token < 2, key_global=token < 2)
     blocks = Mask(blocks=Blocks((torch.arange(-(-n // 16))[:, None] + torch.arange(-(-n // 16)))[None] % 3 > 0, 16))
@@ -134,6 +138,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         CallKind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
         CallKind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
         CallKind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
+        CallKind("bias by an index of each pair", indexed, line),
     )
 
 
