@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _timm(timm: object) -> None:
     """timm is imported where torchvision is broken, too."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Queries and keys of what retrofitted layers call `relpos.attention` with."""
+    from relpos.adapters.common import retrofitted
+
+    seen: list[tuple[int, int]] = []
+    right = retrofitted.attention
+
+    def noted(q: Any, k: Any, v: Any, **call: Any) -> Any:
+        seen.append((q.shape[2], k.shape[2]))
+        return right(q, k, v, **call)
+
+    monkeypatch.setattr(retrofitted, "attention", noted)
+    return seen

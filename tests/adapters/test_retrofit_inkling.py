@@ -11,7 +11,6 @@ from models_text import inkling, inkling2
 
 import relpos
 from models import at_tokens, models, padding, tokens
-from relpos.adapters.common import retrofitted
 from relpos.adapters.common.libraries import imported
 
 WINDOW = 7
@@ -25,20 +24,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     own = copy.deepcopy(published)
     relpos.retrofit(own, border=0, verify=False)
     return published, own
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Queries and keys of what `relpos.attention` is called with."""
-    seen: list[tuple[int, int]] = []
-    right = retrofitted.attention
-
-    def noted(q: Any, k: Any, v: Any, **call: Any) -> Any:
-        seen.append((q.shape[2], k.shape[2]))
-        return right(q, k, v, **call)
-
-    monkeypatch.setattr(retrofitted, "attention", noted)
-    return seen
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("inkling", "sdpa"), ("inkling", "eager"), ("inkling2", "eager")])

@@ -155,10 +155,10 @@ RETROFIT = [
 ]
 VECTORS = [
     ("", r"the following arguments are required: OUT"),
-    ("full/page.html", r"expected a file that does not exist yet; got full/page\.html\. Choose another"),
-    ("full", r"expected a file that does not exist yet; got full\."),
-    ("x.txt", r"expected a file that ends in \.json; got x\.txt\. Write for example relpos vectors x\.json"),
-    ("no/x.json", r"expected a file in a folder that exists; got no/x\.json\. Create no first"),
+    ("model/config.json", r"expected a file that does not exist yet; got model/config\.json\. Choose another OUT"),
+    ("full", r"expected a file for OUT; got the folder full\. Write for example OUT full/show\.json"),
+    ("x.txt", r"expected OUT to end in \.json; got x\.txt\. Write for example OUT x\.json"),
+    ("no/x.json", r"expected OUT in a folder that exists; got no/x\.json\. Create no first"),
 ]
 OF_VERBS = {
     "train": TRAIN, "compare": COMPARE, "show": SHOW, "show --weights": WEIGHTS, "bench": BENCH, "check": CHECK,

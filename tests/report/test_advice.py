@@ -11,9 +11,10 @@ from choice_results import make as make_choices
 from image_results import ACCURACY, ELEVEN, diverge, make_results, set_share
 from text_results import make_text
 
+from relpos.comparison import workers
 from relpos.report.advice import Advice, advise, listed
 from relpos.report.curves import overview
-from relpos.report.verdict import USUAL_STEPS
+from relpos.report.verdict import MOST_AT_ONCE, USUAL_STEPS
 from relpos.results import read
 from relpos.train import ImageRecipe, TextRecipe
 
@@ -197,9 +198,10 @@ def test_a_quick_run_is_undecided_and_asks_for_a_whole_one(make: Any) -> None:
     assert "--quick" not in (found.verdict.command or "")
 
 
-def test_the_usual_steps_are_those_of_the_recipes() -> None:
+def test_the_usual_steps_and_processes_are_those_of_the_recipes_and_workers() -> None:
     images, text = ImageRecipe().steps, TextRecipe().steps
     assert {"images": images, "other": images, "text": text} == USUAL_STEPS
+    assert workers.MOST_AT_ONCE == MOST_AT_ONCE
 
 
 def test_less_than_two_is_no_comparison(make: Any) -> None:

@@ -86,6 +86,7 @@ def test_a_figure_is_replaced_only_when_asked(run: Path, tmp_path: Path, capsys:
         ("--figure x.pdf --width 900in", r"expected a width from 2 to 20 inches; got 900"),
         ("--latex --csv", r"expected one of --figure, --latex and --csv; got --latex and --csv"),
         ("--plot cost", r"expected --plot with --figure; got no --figure"),
+        ("--csv --overwrite", r"expected --overwrite with --figure; got no --figure"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(

@@ -15,15 +15,17 @@ def free_file(
     """
     from relpos.core.checks import fail
     from relpos.files.writing import require_writable
-    from relpos.report.drawing.mechanism_picture import ENDINGS
 
+    if known is None:
+        from relpos.report.drawing.mechanism_picture import ENDINGS
+
+        known = ENDINGS
     if path.is_dir():
         fail(
             f"a file for {option}",
             f"the folder {path}",
-            f"Write for example {option} {path / f'show.{(known or ENDINGS)[0]}'}.",
+            f"Write for example {option} {path / f'show.{known[0]}'}.",
         )
-    known = ENDINGS if known is None else known
     if path.suffix.lower().removeprefix(".") not in known:
         endings = ", ".join(f".{ending}" for ending in known)
         wanted = f"{option} to end in {'one of ' if len(known) > 1 else ''}{endings}"

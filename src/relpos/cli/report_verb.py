@@ -30,7 +30,8 @@ def run(request: ReportRequest) -> None:
     ]
     if len(asked) > 1:
         fail("one of --figure, --latex and --csv", " and ".join(asked), "Write one command for each.")
-    of_figure = [flag for flag, value in (("--plot", request.plot), ("--width", request.width)) if value is not None]
+    options = (("--plot", request.plot), ("--width", request.width), ("--overwrite", request.overwrite or None))
+    of_figure = [flag for flag, value in options if value is not None]
     if of_figure and not request.figure:
         fail(f"{of_figure[0]} with --figure", "no --figure", "Write for example --figure cost.pdf.")
     results = load_results(request.run)

@@ -17,16 +17,10 @@ def run(request: VectorsRequest) -> None:
     """Run the verb."""
     from rich.console import Console
 
-    from relpos.core.checks import fail
+    from relpos.cli.free_file import free_file
     from relpos.files.writing import write_whole
 
-    out = Path(request.out)
-    if out.exists():
-        fail("a file that does not exist yet", str(out), "Choose another; nothing is overwritten.")
-    if out.suffix.lower() != ".json":
-        fail("a file that ends in .json", str(out), f"Write for example relpos vectors {out.stem}.json.")
-    if not out.parent.is_dir():
-        fail("a file in a folder that exists", str(out), f"Create {out.parent} first.")
+    out = free_file(Path(request.out), ("json",), option="OUT")
     text = resources.files("relpos").joinpath("golden_vectors.json").read_text("utf-8")
     write_whole(out, text, new=True)
     say(Console(), f"Wrote {len(json.loads(text)['cases'])} cases: {out}. Format: docs/golden-vectors.md")

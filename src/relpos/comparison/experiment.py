@@ -25,7 +25,15 @@ from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
 from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
-from relpos.comparison.workers import Event, WorkerTask, main_left_out, random_state_kept, run_here, run_tasks
+from relpos.comparison.workers import (
+    MOST_AT_ONCE,
+    Event,
+    WorkerTask,
+    main_left_out,
+    random_state_kept,
+    run_here,
+    run_tasks,
+)
 from relpos.files.writing import write_json
 from relpos.position.base.outside import files_in
 from relpos.results import SCHEMA_VERSION, Results, plain, read
@@ -176,7 +184,7 @@ class Comparison:
             if self.stays_here is not None:
                 run_here(stage, take)
                 continue
-            for event in run_tasks(stage, min(at_once, 8), a_gpu_each=on_gpu and gpus > 1):
+            for event in run_tasks(stage, min(at_once, MOST_AT_ONCE), a_gpu_each=on_gpu and gpus > 1):
                 take(event)
         return self._gather()
 

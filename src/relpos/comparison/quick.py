@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from relpos.comparison.settings import ComparisonSettings
+from relpos.comparison.workers import MOST_AT_ONCE
 from relpos.data import ImageProbe, Task
 from relpos.train import OURS, Procedure
 from relpos.train.procedure import to_device
@@ -76,5 +77,5 @@ def _seconds(settings: ComparisonSettings, task: Task, step: float, steps: int) 
         tested = 0  # a quick run reads two blocks
     each = step * (steps + _FORWARD * tested / settings.recipe.batch_size)
     runs = len(settings.names) * settings.seeds
-    at_once = 1 if settings.device != "cpu" else min(8, os.cpu_count() or 1, runs)
+    at_once = 1 if settings.device != "cpu" else min(MOST_AT_ONCE, os.cpu_count() or 1, runs)
     return each * runs / at_once + _BESIDE * step * len(settings.names)

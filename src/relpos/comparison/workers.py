@@ -27,6 +27,9 @@ import torch
 
 from relpos.files.writing import WriteError
 
+MOST_AT_ONCE = 8
+"""Processes at once, at most, however many cores there are."""
+
 RemoteFunction = Callable[..., Any]
 
 

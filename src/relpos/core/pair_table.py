@@ -1,4 +1,8 @@
-"""`values[h, index[b, i, j]]` for every pair of query and key, and its adjoint, in a fixed order."""
+"""`values[h, index[b, i, j]]` for every pair of query and key, and its adjoint, in a fixed order.
+
+`core.gather` reads rows of a table, heads last. Here heads come first, as scores have them, and each is read and summed
+along its own pairs: N x M numbers a head need no transposition.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,10 @@ def sum_pairs(
     gradient: Float[Tensor, "B H N M"], index: Integer[Tensor, "#B N M"], rows: int
 ) -> Float[Tensor, "H {rows}"]:
     """The adjoint: `out[h, r]` is the sum over the pairs whose index is r. Not differentiable."""
+    wide = at_least_float32(gradient)
     if index.shape[0] == 1:
-        gradient = gradient.sum(dim=0, keepdim=True)
-    by_head = at_least_float32(gradient).transpose(0, 1).flatten(1)
+        wide = wide.sum(dim=0, keepdim=True)
+    by_head = wide.transpose(0, 1).flatten(1)
     flat = index.flatten().long()
     if gradient.device.type != "cpu" or torch.compiler.is_compiling():
         return ordered_segment_sum(by_head.T, flat, rows).T.to(gradient.dtype)

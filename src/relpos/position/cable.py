@@ -73,6 +73,7 @@ class CABLEBias(FromStates):
     """
 
     growth = (AS_IS,)
+    _silent_at_zero = True
     remembers = 1
 
     def __init__(self, num_heads: int, embed_dim: int, *, init_std: float = 0.02) -> None:
@@ -90,10 +91,6 @@ class CABLEBias(FromStates):
     @classmethod
     def from_site(cls, site: Site) -> Self:
         return cls(site.num_heads, site.embed_dim, init_std=site.init_std)
-
-    def _example_state(self) -> Float[Tensor, " E"]:
-        """Numbers of about the size of a normed state's; of a state of 0 there would be no bias at the start."""
-        return 2**0.5 * torch.arange(1, self.embed_dim + 1, device=self.device).sin()
 
     def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N 1"]:
         """`-relu(w[h] x + b[h])` of each token and head, in float32 or wider."""

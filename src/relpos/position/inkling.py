@@ -71,6 +71,7 @@ class InklingBias(FromStates):
     """
 
     growth = (AS_IS,)
+    _silent_at_zero = True
 
     def __init__(
         self, num_heads: int, embed_dim: int, width: int = 16, extent: int = 1024, *, init_std: float = 0.02
@@ -91,10 +92,6 @@ class InklingBias(FromStates):
         """With the published extent, or half of the tokens where that is less: training then sees what lies beyond."""
         extent = min(1024, max(1, site.queries.count // 2))
         return cls(site.num_heads, site.embed_dim, extent=extent, init_std=site.init_std)
-
-    def _example_state(self) -> Float[Tensor, " E"]:
-        """Numbers of about the size of a normed state's; of a state of 0 there would be no bias."""
-        return 2**0.5 * torch.arange(1, self.embed_dim + 1, device=self.device).sin()
 
     def from_states(
         self,

@@ -78,6 +78,7 @@ class SelectiveRoPE(FromStates):
     """
 
     growth = (AS_IS,)
+    _silent_at_zero = True
     saved_settings = ("num_heads", "base", "layout")
 
     def __init__(
@@ -120,10 +121,6 @@ class SelectiveRoPE(FromStates):
     def remembers(self) -> int:
         """P, one number for each pair of a head's dimensions."""
         return self.head_dim // 2
-
-    def _example_state(self) -> Float[Tensor, " E"]:
-        """Numbers of about the size of a normed state's; of a state of 0 nothing turns."""
-        return 2**0.5 * torch.arange(1, self.embed_dim + 1, device=self.device).sin()
 
     def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N P"]:
         """phi of each token, head and pair, in float32 or wider."""

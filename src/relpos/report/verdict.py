@@ -19,8 +19,8 @@ _ENOUGH, _GOOD = 3, 5
 """Seeds that give an answer, and seeds for a publication."""
 _LONGER = 4
 """By how many times training is made longer if nothing was learned in the usual steps."""
-_AT_ONCE = 8
-"""Training runs at once on a CPU, at most."""
+MOST_AT_ONCE = 8
+"""Training runs at once on a CPU, at most, as `comparison.workers` has it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _seconds(results: Results, request: CompareRequest) -> float | None:
     kinds = len(results.names)
     if results.settings.what == "position" and results.settings.recipe.position_learning_rate_multiplier != 1:
         kinds += sum(any(run.parameters.position for run in results.runs(name)) for name in results.names)
-    at_once = 1 if results.settings.device != "cpu" else min(_AT_ONCE, results.environment.cores)
+    at_once = 1 if results.settings.device != "cpu" else min(MOST_AT_ONCE, results.environment.cores)
     return float(mean(each)) * request.steps * kinds * request.seeds / min(at_once, kinds * request.seeds)
 
 

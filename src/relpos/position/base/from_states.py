@@ -42,6 +42,8 @@ class FromStates(Mechanism):
     """
 
     needs_states = True
+    _silent_at_zero = False
+    """Whether states of 0 say nothing, so that drawings need others."""
     embed_dim: int
 
     def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N r"]:
@@ -49,8 +51,10 @@ class FromStates(Mechanism):
         raise NotImplementedError(f"{type(self).__name__} remembers {self.remembers} numbers and defines none")
 
     def _example_state(self) -> Float[Tensor, " E"]:
-        """The hidden state of every token in drawings: 0, where it says something without content."""
-        return torch.zeros(self.embed_dim, device=self.device)
+        """The hidden state of every token in drawings: 0, or numbers of about the size of a normed state's."""
+        if not self._silent_at_zero:
+            return torch.zeros(self.embed_dim, device=self.device)
+        return 2**0.5 * torch.arange(1, self.embed_dim + 1, device=self.device).sin()
 
     def from_states(
         self,
