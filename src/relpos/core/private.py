@@ -163,3 +163,13 @@ def hooks_on_saved_tensors() -> bool:
 def writes(x: Tensor) -> int:
     """How often a tensor was written to in place, as autograd counts."""
     return x._version
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def any_size(x: Tensor, axis: int) -> None:
+    """Tell `torch.compile` that this axis has another size at every call."""
+    torch._dynamo.maybe_mark_dynamic(x, axis)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from relpos.core.checks import fail, require_int, require_tensor, shape_of
+from relpos.core.private import any_size
 
 
 class LayerCache:
@@ -35,6 +36,12 @@ class LayerCache:
     def bytes(self) -> int:
         """The size of all that it holds in bytes."""
         return sum(x.numel() * x.element_size() for x in self._held() if x is not None)
+
+    def expect_growth(self) -> None:
+        """Let `torch.compile` make one graph for every length, instead of one for this length before it."""
+        for x in self._held():
+            if x is not None:
+                any_size(x, 2)
 
     def _held(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.keys, self.values, self.remembered
@@ -78,8 +85,10 @@ class LayerCache:
             fail("as many keys as values for the cache", came, "Both come from the same tokens.")
         if self.keys is not None and self.values is not None:
             k, v = torch.cat([self.keys, k], dim=2), torch.cat([self.values, v], dim=2)
-        self.keys, self.values, self.remembered = k, v, remembered
-        return k, v
+        # Views of a projection would keep all of it, and a compiler would meet other strides at the next token.
+        self.keys, self.values = k.contiguous(), v.contiguous()
+        self.remembered = None if remembered is None else remembered.contiguous()
+        return self.keys, self.values
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens."""

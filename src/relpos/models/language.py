@@ -36,6 +36,7 @@ from relpos.core.checks import (
     require_number,
     shape_of,
 )
+from relpos.core.private import compiled_in_place
 from relpos.layers import KeyValueCache
 from relpos.layers.block import BlockConfig, MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice, norm_layer
@@ -321,13 +322,16 @@ class LanguageModel(Transformer):
         """
         require_int(max_new_tokens, "max_new_tokens", at_least=0)
         require_sampling(temperature, top_k, top_p)
-        training = self.training
+        training, compiled = self.training, compiled_in_place(self)
         self.eval()
         try:
             cache, new = KeyValueCache(len(self.blocks)), tokens
             with decoding(self):
                 for _ in range(max_new_tokens):
                     logits = self(new, cache=cache)[:, -1]
+                    if compiled:
+                        for layer in cache.layers:
+                            layer.expect_growth()
                     new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
                     tokens = torch.cat([tokens, new], dim=1)
         finally:

@@ -35,7 +35,7 @@ from relpos.core.checks import require_int
 from relpos.position.base.from_states import FromStates, projected
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
-from relpos.position.base.running_sums import places_among, products, running_sums, whole_parts
+from relpos.position.base.running_sums import at_queries, products, running_sums, whole_parts
 from relpos.position.base.site import Site
 from relpos.position.base.tables import require_std
 
@@ -111,17 +111,17 @@ class CABLEBias(FromStates):
         weight = F.softplus(projected(states[:, queries.prefix :], layer.weight, layer.bias)).transpose(1, 2)
         weight = weight.to(dtype)
         rough = (weight.detach() * _PARTS).round() / _PARTS
-        places = places_among(queries, keys, steps.device, "CABLEBias")
         thousands, units, rest = whole_parts(running_sums(steps))
         whole = (thousands + units).to(dtype)
         thousands, units, rest = (x.to(dtype) for x in (thousands, units, rest))
         one = torch.ones_like(whole)[..., 1:]
-        product = rough.double() * whole[..., places]
+        whole_here, rest_here = (at_queries(x, queries, keys, "CABLEBias") for x in (whole, rest))
+        product = rough.double() * whole_here
         large = (product / _PARTS).round() * _PARTS
         exact = [(part.to(dtype), one) for part in (large, product - large)]
         exact += [(rough, -part[..., 1:]) for part in (thousands, units)]
         fine = weight - rough
-        left = [(fine * whole[..., places] + weight * rest[..., places], one)]
+        left = [(fine * whole_here + weight * rest_here, one)]
         left += [(fine, -whole[..., 1:]), (weight, -rest[..., 1:])]
         return Terms(products(exact, queries, keys), products(left, queries, keys))
 

@@ -32,7 +32,7 @@ from relpos.core.checks import require_int, require_number
 from relpos.position.base.from_states import FromStates, projected
 from relpos.position.base.mechanism import AS_IS
 from relpos.position.base.preset import Preset
-from relpos.position.base.running_sums import places_among, products, running_sums, whole_parts
+from relpos.position.base.running_sums import at_queries, products, running_sums, whole_parts
 from relpos.position.base.site import Site
 from relpos.position.base.tables import require_std
 
@@ -98,14 +98,17 @@ class ForgetGate(FromStates):
     ) -> Terms:
         assert remembered is not None
         gates = remembered[..., keys.prefix :, 0]
-        places = places_among(queries, keys, gates.device, "ForgetGate")
         *whole, rest = (x.to(gates.dtype) for x in whole_parts(running_sums(gates)))
         one = torch.ones_like(rest)
 
         def differences(parts: list[Tensor]) -> LowRank:
             """What the sums at the places of queries are above those of the keys, added up over parts of the sums."""
             pairs = [pair for part in parts for pair in ((part, one), (one, -part))]
-            return products([(mine[..., places], theirs[..., 1:]) for mine, theirs in pairs], queries, keys)
+            return products(
+                [(at_queries(mine, queries, keys, "ForgetGate"), theirs[..., 1:]) for mine, theirs in pairs],
+                queries,
+                keys,
+            )
 
         return Terms(differences(whole), differences([rest]))
 

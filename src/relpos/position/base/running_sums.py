@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core import Coordinates, LowRank, Positions
@@ -24,18 +24,21 @@ def running_sums(contributed: Float[Tensor, "B H M *r"]) -> Float[Tensor, "B H S
     return torch.cat([torch.zeros_like(sums[:, :, :1]), sums], dim=2)
 
 
-def places_among(queries: Coordinates, keys: Coordinates, device: torch.device, name: str) -> slice | Int[Tensor, " N"]:
-    """How many keys each query has behind it, itself included: its place among the sums. Prefix tokens have none."""
+def at_queries(
+    sums: Float[Tensor, "B H S *r"], queries: Coordinates, keys: Coordinates, name: str
+) -> Float[Tensor, "B H N *r"]:
+    """The sums after the keys that each query has behind it, itself included. Prefix tokens have none."""
     count, total = queries.count - queries.prefix, keys.count - keys.prefix
     if isinstance(queries, Positions) or isinstance(keys, Positions):
         if queries.axes > 1 or count != total or queries.prefix != keys.prefix:
             came = f"{queries!r} and {keys!r}"
             fail(f"the same tokens as queries and keys of a {name}", came, "Give Sequence(n, start=t) of others.")
-        return slice(1, count + 1)
+        return sums.narrow(2, 1, count)
     first = queries.raster().low[0] - keys.raster().low[0] + 1
     if first >= 0 and first + count <= total + 1:
-        return slice(first, first + count)
-    return torch.arange(first, first + count, device=device).clamp(0, total)
+        return sums.narrow(2, first, count)  # a slice of symbols would compile a graph for each length
+    places = torch.arange(first, first + count, device=sums.device).clamp(0, total)
+    return sums.index_select(2, places)
 
 
 def whole_parts(sums: Float[Tensor, "B H S"]) -> tuple[Float[Tensor, "B H S"], ...]:
@@ -57,7 +60,6 @@ def running_angles(
     steps: Float[Tensor, "B H M P"], queries: Coordinates, keys: Coordinates, name: str
 ) -> tuple[Float[Tensor, "B H N P"], Float[Tensor, "B H L P"]]:
     """Angles of queries and keys, in float64: the running sums of what each key turns by; 0 for prefix tokens."""
-    places = places_among(queries, keys, steps.device, name)
     sums = running_sums(steps)
-    key = F.pad(sums[:, :, 1:], (0, 0, keys.prefix, 0))
-    return key if keys is queries else F.pad(sums[:, :, places], (0, 0, queries.prefix, 0)), key
+    query, key = at_queries(sums, queries, keys, name), F.pad(sums[:, :, 1:], (0, 0, keys.prefix, 0))
+    return key if keys is queries else F.pad(query, (0, 0, queries.prefix, 0)), key
