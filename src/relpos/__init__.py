@@ -10,7 +10,7 @@
 import importlib
 import typing
 
-from relpos.adapters import replace_position, restore, retrofit
+from relpos.adapters import replace_position, resize_position, restore, retrofit
 from relpos.compat import AdamW, ALiBiPositionalEmbedding, RotaryPositionalEmbedding
 from relpos.core import (
     AxisVectors,
@@ -225,6 +225,7 @@ __all__ = [
     "parameter_groups",
     "reading_once",
     "replace_position",
+    "resize_position",
     "restore",
     "retrofit",
     "rotate",

@@ -107,7 +107,8 @@ def timm_vit(kind: str = "vision_transformer.VisionTransformer", **more: Any) ->
 
 def hf_vit(**more: Any) -> Any:
     transformers = imported("transformers")
-    config = transformers.ViTConfig(**{**SMALL, "intermediate_size": 64, **more}, image_size=(16, 24), patch_size=8)
+    settings = {**SMALL, "intermediate_size": 64, "image_size": (16, 24), "patch_size": 8, **more}
+    config = transformers.ViTConfig(**settings)
     return _tamed(transformers.ViTModel(config, add_pooling_layer=False))
 
 
@@ -122,9 +123,11 @@ def beit(own: bool = True, shared: bool = False, absolute: bool = False, **more:
 def swin(**more: Any) -> Any:
     """Stages of 8 x 6 and 4 x 3 tokens, in windows of 4 x 3; the second layer of the first stage is shifted."""
     torch.manual_seed(0)
-    settings = {"depths": (2, 1), "num_heads": (2, 4), "window_size": ((4, 3), (4, 3)), **more}
+    settings = {
+        "img_size": (32, 24), "depths": (2, 1), "num_heads": (2, 4), "window_size": ((4, 3), (4, 3)), **more
+    }  # fmt: skip
     return _tamed(imported("timm").models.swin_transformer.SwinTransformer(
-        img_size=(32, 24), patch_size=4, embed_dim=16, num_classes=5, drop_path_rate=0.0, **settings
+        patch_size=4, embed_dim=16, num_classes=5, drop_path_rate=0.0, **settings
     ))  # fmt: skip
 
 

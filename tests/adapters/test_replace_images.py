@@ -14,7 +14,7 @@ from models import images
 from relpos import Grid
 
 PIXELS = images(2, (16, 24)).double()
-OTHER_GRID = r"^expected images of \(2, 3\) patches; got {}\. Build the model for the other size, then replace\.$"
+OTHER_GRID = r"^expected images of \(2, 3\) patches; got {0}\. Call relpos\.resize_position\(model, {0}\)\.$"
 
 
 def test_masks_of_timm() -> None:

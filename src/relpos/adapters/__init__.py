@@ -4,6 +4,7 @@ position."""
 from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacing import replace_position
 from relpos.adapters.reporting import Left, OwnPosition, ReplacementReport, RetrofitReport, Swapped
+from relpos.adapters.resizing import resize_position
 from relpos.adapters.retrofitting import restore, retrofit
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Swapped",
     "Verdict",
     "replace_position",
+    "resize_position",
     "restore",
     "retrofit",
 ]

@@ -21,7 +21,7 @@ from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
 from relpos.adapters.replacements.states import LayerStates
-from relpos.core import Coordinates, DenseBias, Mask, Positions, Sequence, Term, Terms
+from relpos.core import Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail, without_autocast
 from relpos.core.private import constant_while_tracing
 from relpos.models.positions import LayerPositions, PositionChoice, in_use
@@ -199,7 +199,7 @@ class LayerPosition:
 
     def _require_all(self, tokens: int) -> None:
         if tokens != self.coordinates.count:
-            remedy = "Positions have the size for which the model was built: build it for the other size."
+            remedy = "Positions have the size that the model was built for: call relpos.resize_position(model, size)."
             fail(f"{self.coordinates.count} tokens, for {self.coordinates}", f"{tokens}", remedy)
 
 
@@ -224,6 +224,19 @@ class Repositioned(Retrofitted):
         """What the layer uses of its stack's mechanisms."""
         found: LayerPosition = self.mechanism
         return found
+
+    def resized(self, tokens: Coordinates) -> Coordinates:
+        """The layer's coordinates where the model has these tokens.
+
+        Raises:
+            ValueError: tokens of another number of axes.
+        """
+        own = self.layer_position.coordinates
+        if tokens.axes != own.axes:
+            fail(
+                f"a size with the axes of {own!r}", repr(tokens), "Give (rows, columns) of patches, or a text's length."
+            )
+        return Grid(*tokens.sizes, prefix=own.prefix) if isinstance(tokens, Grid) else tokens
 
     def added_for(self, name: str) -> Tensor:
         """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""

@@ -14,12 +14,17 @@ from torch import Tensor
 from relpos.adapters.replacements.beit import tables
 from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Stack, require_class
-from relpos.core import Grid
+from relpos.core import Coordinates, Grid
 from relpos.position import Site
 
 
 class RepositionedWindowAttention(Repositioned):
     """`WindowAttention` of timm's Swin."""
+
+    def resized(self, tokens: Coordinates) -> Grid:
+        """The window that timm gives the layer in an image of these patches."""
+        super().resized(tokens)
+        return Grid(*self.window_size)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attention within windows `[B * windows, N, E]`; the mask is `[windows, N, N]`."""

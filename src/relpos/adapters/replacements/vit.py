@@ -84,7 +84,8 @@ class RepositionedViTEmbeddings(Repositioned):
 def require_grid(built: Any, came: tuple[int, int]) -> None:
     """Raise unless an image has the grid that the mechanisms were built for."""
     if tuple(built.sizes) != tuple(came):
-        fail(f"images of {built.sizes} patches", f"{tuple(came)}", "Build the model for the other size, then replace.")
+        remedy = f"Call relpos.resize_position(model, {tuple(came)})."
+        fail(f"images of {built.sizes} patches", f"{tuple(came)}", remedy)
 
 
 def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:

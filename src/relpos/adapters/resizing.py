@@ -1,0 +1,123 @@
+"""Another size for the mechanisms of a model, in place: after `replace_position`, or in a model of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from relpos.adapters.common.retrofitted import is_swapped, route, swap_again, unswap
+from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
+from relpos.adapters.replacements.stacks import holders, require_unwrapped
+from relpos.core import Coordinates, Grid, Sequence
+from relpos.core.checks import fail, require_int, shape_of
+from relpos.models.transformer import Transformer
+from relpos.position.base.mechanism import Mechanism
+from relpos.position.base.sum import grow_part
+
+
+def resize_position(
+    model: nn.Module, size: int | tuple[int, ...] | Coordinates, rule: str | None = None
+) -> dict[str, str]:
+    """Take every position mechanism inside a model to another size, in place.
+
+    It serves models after `relpos.replace_position` and models of one's own that hold mechanisms. In a vision model of
+    timm, the image size and the windows follow (`set_input_size`), and its own position, which is switched off. A
+    mechanism that layers share stays shared. Resized tables are new parameters: make the optimizer afterwards.
+
+    Weights saved after it load into a model that was built, replaced and resized in the same way.
+
+    Args:
+        model: changed in place.
+        size: tokens of a text, or `(rows, columns)` of patches; or the coordinates themselves.
+        rule: one of the mechanisms' `growth`, such as "interpolated" or "yarn"; by default the first one of each. A
+            mechanism without that rule takes its own first.
+
+    Returns:
+        The rule of each mechanism, by its name in the model. Those without rules are left out: they work only at the
+        size that they were built for.
+
+    Raises:
+        ValueError: no mechanism has a rule, or none has this one; a model of relpos, which has `grow`; a model after
+            `relpos.retrofit` alone, whose own position stays.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+        >>> encoder = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> _ = relpos.replace_position(encoder, "relative_1d", coordinates=relpos.Sequence(16))
+        >>> relpos.resize_position(encoder, 24)
+        {'positions.0': 'interpolated', 'positions.1': 'interpolated'}
+        >>> encoder(torch.randn(1, 24, 32)).shape
+        torch.Size([1, 24, 32])
+    """
+    if not isinstance(model, nn.Module):
+        fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
+    tokens = _coordinates(size)
+    if isinstance(model, Transformer) or (not isinstance(model, Mechanism) and hasattr(model, "grown")):
+        fail("a model of another library, or your own", type(model).__name__, "Call model.grow(size, rule): a copy.")
+    if not holders(model) and any(map(is_retrofitted, model.modules())):
+        remedy = "Call relpos.restore, then the library's own (timm: set_input_size), then relpos.retrofit."
+        fail("a model with mechanisms of relpos", "one that keeps its own position (relpos.retrofit)", remedy)
+    require_unwrapped(model)
+    found = dict(_mechanisms(model))
+    rules = {name: _rule_of(one, rule) for name, one in found.items() if one.growth}
+    known = dict.fromkeys(own for one in found.values() for own in one.growth)
+    if not rules or (rule is not None and rule not in known):
+        wanted = f"a growth rule of its mechanisms ({', '.join(known) or 'none at all'})"
+        fail(wanted, f"{len(found)} mechanisms" if rule is None else repr(rule), "Build the model for that size.")
+    _set_image_size(model, tokens)
+    layers = [one for one in model.modules() if isinstance(one, Repositioned)]
+    of_stack = {id(one.layer_position.positions): one.resized(tokens) for one in layers}
+    grown: dict[int, Mechanism] = {}
+    for name, own in rules.items():
+        above, _, last = name.rpartition(".")
+        parent, one = model.get_submodule(above), found[name]
+        if id(one) not in grown:
+            grown[id(one)] = grow_part(one, of_stack.get(id(parent), tokens), own)
+        parent._modules[last] = grown[id(one)]
+    for layer in layers:
+        layer.layer_position.coordinates = layer.resized(tokens)
+    return rules
+
+
+def _coordinates(size: object) -> Coordinates:
+    if isinstance(size, Coordinates):
+        return size
+    if isinstance(size, tuple | list):
+        return Grid(*size)
+    require_int(size, "size", at_least=1)
+    assert isinstance(size, int)
+    return Sequence(size)
+
+
+def _mechanisms(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Mechanism]]:
+    """The outermost mechanisms in a model; one that is shared by each of its names."""
+    for name, child in module._modules.items():
+        if isinstance(child, Mechanism):
+            yield prefix + name, child
+        elif child is not None:
+            yield from _mechanisms(child, f"{prefix}{name}.")
+
+
+def _rule_of(mechanism: Mechanism, rule: str | None) -> str:
+    return rule if rule in mechanism.growth else mechanism.growth[0]
+
+
+def _set_image_size(model: nn.Module, patches: Coordinates) -> None:
+    """Let timm's models with replaced positions take images of so many patches, their own position with them."""
+    for module in model.modules():
+        own: Any = module
+        if not (hasattr(own, "set_input_size") and hasattr(own, "patch_embed") and holders(own)):
+            continue
+        if not isinstance(patches, Grid):
+            fail("a size in (rows, columns) of patches", repr(patches), f"{type(own).__name__} reads images.")
+        swapped = [(one, type(one), route(one)) for one in own.modules() if is_swapped(one)]
+        for one, _, _ in swapped:
+            unswap(one)
+        try:
+            sides = zip(patches.sizes, own.patch_embed.patch_size, strict=True)
+            own.set_input_size(img_size=tuple(count * pixels for count, pixels in sides))
+        finally:
+            for one, kind, its_route in swapped:
+                swap_again(one, kind, its_route)

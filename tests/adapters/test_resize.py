@@ -1,0 +1,111 @@
+"""`resize_position`: another size in place, of replaced models and of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from replaced_models import beit, gpt2, hf_vit, swin, timm_vit
+from torch import nn
+
+import relpos
+from models import images
+
+LARGER: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[int, int], dict[str, bool]]] = {
+    "timm ViT": (timm_vit, {"img_size": (32, 48)}, (4, 6), {}),
+    "timm BEiT": (beit, {"img_size": (32, 48)}, (4, 6), {}),
+    "timm Swin": (swin, {"img_size": (64, 48), "window_size": ((8, 6), (8, 6))}, (16, 12), {}),
+    "transformers ViT": (hf_vit, {"image_size": (32, 48)}, (4, 6), {"interpolate_pos_encoding": True}),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of what its interpolation calls
+def test_equals_a_model_built_for_the_other_size(name: str) -> None:
+    build, larger, size, call = LARGER[name]
+    model, other = build(), build(**larger)
+    for one in (model, other):
+        relpos.replace_position(one, "relative_2d+learned" if "Swin" not in name else "relative_2d", init_std=0.5)
+    pixels = images(2, larger.get("img_size", (32, 48))).double()
+    with pytest.raises((ValueError, AssertionError), match=r"resize_position|doesn't match"):
+        model(pixels, **call)
+    rules = relpos.resize_position(model, size)
+    assert set(rules.values()) == {"interpolated"}
+    saved = model.state_dict()
+    if name == "transformers ViT":
+        saved["embeddings.position_embeddings"] = other.embeddings._parameters["position_embeddings"]  # its own is off
+    other.load_state_dict(saved)
+    torch.testing.assert_close(_output(model(pixels, **call)), _output(other(pixels)), rtol=1e-9, atol=1e-9)
+    loss = _output(model(pixels, **call)).sum()
+    tables = [x for key, x in model.named_parameters() if "positions" in key and "relative" in key]
+    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(loss, tables))
+
+
+def _output(found: Any) -> torch.Tensor:
+    return found if isinstance(found, torch.Tensor) else found[0]
+
+
+def test_longer_texts() -> None:
+    model = gpt2()
+    relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(8), shared=True, init_std=0.5)
+    tokens = torch.randint(90, (1, 12))
+    relpos.resize_position(model, 12, "clipped")
+    mechanism = model.get_submodule("transformer.positions" if hasattr(model, "transformer") else "positions")[0]
+    assert mechanism.mechanisms[0].beyond == "clip"
+    logits = _output(model(tokens))
+    cached = model(tokens[:, :11], use_cache=True)
+    last = model(tokens[:, 11:], past_key_values=cached.past_key_values)
+    torch.testing.assert_close(_output(last)[:, -1], logits[:, -1], rtol=1e-9, atol=1e-9)
+
+
+class Own(nn.Module):
+    def __init__(self, *positions: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layers = positions[0], nn.ModuleList(positions)
+
+
+def test_a_model_of_ones_own() -> None:
+    """By the rule where a mechanism has it, else by its first; one that is shared stays shared."""
+    rotary = relpos.RotaryEmbedding(head_dim=8, trained_length=16)
+    model: Any = Own(rotary, relpos.RelativePositionBias(2, seq_len=16), rotary, relpos.CoPE(8))
+    rules = relpos.resize_position(model, 64, "yarn")
+    layers = dict(zip([f"layers.{i}" for i in range(4)], ["yarn", "interpolated", "yarn", "as is"], strict=True))
+    assert rules == {"first": "yarn", **layers}
+    assert model.first is model.layers[0] is model.layers[2] is not rotary
+    assert model.first.scaling.factor == 4
+    assert model.layers[1].sizes == (64,)
+
+
+def _retrofitted() -> nn.Module:
+    model: nn.Module = beit()
+    relpos.retrofit(model, border=1, verify=False)
+    return model
+
+
+def _replaced() -> nn.Module:
+    model: nn.Module = timm_vit()
+    relpos.replace_position(model, "relative_2d")
+    return model
+
+
+WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
+    "ours": (
+        lambda: relpos.LanguageModel(9, 4, 8, 1, 1),
+        8,
+        None,
+        r"got LanguageModel\. Call model\.grow\(size, rule\)",
+    ),
+    "retrofitted": (_retrofitted, (8, 8), None, r"got one that keeps its own position .* Call relpos\.restore"),
+    "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"\(none at all\); got 0 mechanisms"),
+    "unknown rule": (lambda: Own(relpos.RotaryEmbedding(8, trained_length=4)), 8, "yam", r"yarn.*; got 'yam'"),
+    "axes": (_replaced, 8, None, r"^expected a size in \(rows, columns\) of patches; got Sequence\("),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_uses(name: str) -> None:
+    build, size, rule, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        relpos.resize_position(build(), size, rule)
