@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from latex2mathml.converter import convert
 from atlas_index import axes_in_words, file_of, index, link
 
 import relpos
@@ -57,6 +58,11 @@ MEASURED = {
 }
 """Pages of docs/ with tables of what a mechanism reached: title, how many models those of each table are means of, a
 note, and the columns that are shown."""
+SYMBOLS = (
+    "<i>s</i>: the score of query <i>i</i> and key <i>j</i> in head <i>h</i> of <i>H</i>, <i>D</i> wide; "
+    "<i>x</i>: tokens, <i>E</i> wide; <i>r</i>, <i>c</i>: row and column; <i>p</i>: one of <i>P</i> pairs of dimensions."
+)
+"""The legend of all formulas."""
 HEADS, HEAD_DIM = 4, 16
 LINE = 70
 """Letters of a line of code that a page shows whole."""
@@ -174,6 +180,7 @@ def _page(preset: Preset, facts: _Facts, known: dict[str, Preset]) -> str:
         _pictures(preset),
         f'<a href="../explorer.html#name={preset.name.replace("+", "%2B")}">Play with it in the explorer</a>.',
         "## How it works",
+        _in_mathematics(preset, facts.notes),
         *_formulas(mechanism),
         "## What it costs",
         _cost(preset, facts.costs[preset.name]),
@@ -270,6 +277,12 @@ def _drawing(strip: Maps | Bars, name: str, kind: str) -> str:
     drawing = to_svg(alone(strip), name=name, title=strip.title)
     drawing = re.sub(r"\s*\n\s*", " ", drawing[drawing.index("<svg") :])
     return drawing.replace("<svg", f'<svg class="{kind}"', 1) if kind else drawing
+
+
+def _in_mathematics(preset: Preset, notes: dict[str, dict[str, Any]]) -> str:
+    """The formulas of all parts as MathML, which browsers set without a script."""
+    lines = [latex for name in preset.name.split("+") for latex in notes[name]["formula"]]
+    return f'<div class="formulas">{"".join(convert(latex, display="block") for latex in lines)}<p>{SYMBOLS}</p></div>'
 
 
 def _formulas(mechanism: Mechanism) -> list[str]:

@@ -98,7 +98,6 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
         r"got LanguageModel\. Call model\.grow\(size, rule\)",
     ),
     "retrofitted": (_retrofitted, (8, 8), None, r"got one that keeps its own position .* Call relpos\.restore"),
-    "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"\(none at all\); got 0 mechanisms"),
     "unknown rule": (lambda: Own(relpos.RotaryEmbedding(8, trained_length=4)), 8, "yam", r"yarn.*; got 'yam'"),
     "axes": (_replaced, 8, None, r"^expected a size in \(rows, columns\) of patches; got Sequence\("),
 }

@@ -40,6 +40,7 @@ from relpos import (
     load_weights,
     optim,
     replace_position,
+    resize_position,
     restore,
     retrofit,
     sampled_loss,
@@ -280,6 +281,12 @@ CASES: dict[str, list[Row]] = {
          "an image size divisible by the patch size (2, 2); got (15, 16). Pad or crop the image, or choose ..."),
         (lambda: PatchEmbedding(16, 2, 1, 8)(zeros(2, 1, 16, 16, dtype=torch.uint8)),
          "floating-point images of shape [B, 1, rows, columns]; got ...(2, 1, 16, 16) and dtype uint8. Check ..."),
+    ],
+    "resize_position": [
+        (lambda: resize_position("t5", 8), "a model, an nn.Module; got str 't5'. Pass the model itself."),
+        (lambda: resize_position(torch.nn.Linear(2, 2), 0), "size to be an integer of at least 1; got int 0. Pass a larger one."),
+        (lambda: resize_position(torch.nn.Linear(2, 2), 8),
+         "a growth rule of its mechanisms (none at all); got 0 mechanisms. Build the model for that size."),
     ],
     "replace_position": [
         (lambda: replace_position("t5", "t5"), "a model, an nn.Module; got str 't5'. Pass the model itself."),
