@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latex2mathml.converter import convert
 from atlas_index import axes_in_words, file_of, index, link
+from latex2mathml.converter import convert
 
 import relpos
 from relpos import Grid, Sequence
@@ -60,7 +60,8 @@ MEASURED = {
 note, and the columns that are shown."""
 SYMBOLS = (
     "<i>s</i>: the score of query <i>i</i> and key <i>j</i> in head <i>h</i> of <i>H</i>, <i>D</i> wide; "
-    "<i>x</i>: tokens, <i>E</i> wide; <i>r</i>, <i>c</i>: row and column; <i>p</i>: one of <i>P</i> pairs of dimensions."
+    "<i>x</i>: tokens, <i>E</i> wide; <i>r</i>, <i>c</i>: row and column; "
+    "<i>p</i>: one of <i>P</i> pairs of dimensions."
 )
 """The legend of all formulas."""
 HEADS, HEAD_DIM = 4, 16

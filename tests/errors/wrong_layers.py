@@ -284,7 +284,8 @@ CASES: dict[str, list[Row]] = {
     ],
     "resize_position": [
         (lambda: resize_position("t5", 8), "a model, an nn.Module; got str 't5'. Pass the model itself."),
-        (lambda: resize_position(torch.nn.Linear(2, 2), 0), "size to be an integer of at least 1; got int 0. Pass a larger one."),
+        (lambda: resize_position(torch.nn.Linear(2, 2), 0),
+         "size to be an integer of at least 1; got int 0. Pass a larger one."),
         (lambda: resize_position(torch.nn.Linear(2, 2), 8),
          "a growth rule of its mechanisms (none at all); got 0 mechanisms. Build the model for that size."),
     ],
