@@ -282,7 +282,8 @@ def _drawing(strip: Maps | Bars, name: str, kind: str) -> str:
 
 def _in_mathematics(preset: Preset, notes: dict[str, dict[str, Any]]) -> str:
     """The formulas of all parts as MathML, which browsers set without a script."""
-    lines = [latex for name in preset.name.split("+") for latex in notes[name]["formula"]]
+    whole = [latex for name in preset.name.split("+") for latex in notes[name]["formula"]]
+    lines = [part for latex in whole for part in re.split(r"[,;] \\quad ", latex)]  # a phone is narrow
     return f'<div class="formulas">{"".join(convert(latex, display="block") for latex in lines)}<p>{SYMBOLS}</p></div>'
 
 

@@ -53,6 +53,17 @@ def test_a_frozen_position_is_in_no_group() -> None:
     assert len(parameter_groups(vit(position_trainable=False), learning_rate=1.0, weight_decay=1.0)) == 2
 
 
+def test_what_makes_positions_from_content_has_the_rate_of_the_layers() -> None:
+    model = vit("fox+relative_1d")
+    gates = {id(x) for name, x in model.named_parameters() if "fgate_proj" in name}
+    _, rest, position = parameter_groups(model, learning_rate=1.0, weight_decay=1.0)
+    assert gates <= {id(x) for x in rest["params"]}
+    assert not gates & {id(x) for x in position["params"]}
+    assert len(position["params"]) == 2  # a table a layer
+    model.requires_grad_(False)
+    assert not parameter_groups(model, learning_rate=1.0, weight_decay=1.0)[-1]["params"][0].requires_grad
+
+
 def test_scales_of_heads_do_not_decay() -> None:
     """They have two axes more than heads, and are no matrix."""
     model = relpos.SwinTransformer(8, 2, embed_dim=8, depths=(1,), num_heads=(2,), window_size=2, version=2)
