@@ -65,7 +65,9 @@ def parameter_groups(
     require_number(multiplier, "position_learning_rate_multiplier", "of at least 0", "1 is the rate of the rest.")
     own = position_parameters(model)
     of_content = {x for module in model.modules() if isinstance(module, FromStates) for x in module.parameters()}
-    position, decayed, rest = [], [], []
+    position: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter in own:
             group = rest if parameter in of_content else position
