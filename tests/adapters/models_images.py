@@ -12,6 +12,7 @@ from relpos.adapters.common.libraries import imported
 
 TABLES = (
     "relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight", "rel_pos_h", "rel_pos_w", "attention_biases",
+    "height_rel", "width_rel",
 )  # fmt: skip
 IMAGE = frozenset({"no padding"})
 WINDOWS = IMAGE | {"windows"}
@@ -141,6 +142,19 @@ def _mvit(**more: Any) -> nn.Module:
     return timm("mvitv2", "MultiScaleVit", cfg=config, img_size=64)
 
 
+def _botnet(**more: Any) -> nn.Module:
+    file = imported("timm.models.byobnet")
+    block = file.ByoBlockCfg(type="self_attn", d=2, c=32, s=2, gs=0, br=0.5, self_attn_kwargs={"num_heads": 2, **more})
+    config = file.ByoModelCfg(
+        blocks=(file.ByoBlockCfg(type="bottle", d=1, c=16, s=1, gs=0, br=0.5), block),
+        stem_chs=8,
+        stem_type="3x3",
+        fixed_input_size=True,
+        self_attn_layer="bottleneck",
+    )
+    return timm("byobnet", "ByobNet", cfg=config, img_size=(32, 24))
+
+
 # timm's modules of relative position
 
 
@@ -263,6 +277,13 @@ MODELS = [
     ),
     _timm("vision_transformer_sam", _timm_sam, 64, BY_AXIS),
     _timm("mvitv2", _mvit, 64, BY_AXIS),
+    _timm("timm bottleneck", _botnet, (32, 24), BY_AXIS | {"training differs"}),
+    _timm(
+        "timm bottleneck, scaled",
+        lambda: _botnet(scale_pos_embed=True),
+        (32, 24),
+        BY_AXIS | {"training differs"} | ALIKE,
+    ),
     _timm("mvitv2, class token", lambda: _mvit(use_cls_token=True), 64, BY_AXIS | ALIKE),
     _rel_pos(
         "timm vision_transformer_relpos",

@@ -16,8 +16,11 @@ from relpos.adapters.common.kinds import path_of, replaced_classes
 from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
-LINEAR = [name for name, model in models().items() if "alike" not in model.tags and "efficientformer_v2" not in name]
-"""Models whose attention has a linear layer; EfficientFormer's is made of convolutions."""
+CONVOLVED = ("efficientformer_v2", "bottleneck")
+LINEAR = [
+    name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in CONVOLVED)
+]
+"""Models whose attention has a linear layer; the others' is made of convolutions."""
 VERIFIED = ("t5 encoder, eager", "deberta_v2", "wavlm", "beit", "swin", "sam")
 """Those that have adapters before the retrofit; the others have them after it."""
 

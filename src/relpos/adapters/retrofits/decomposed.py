@@ -1,4 +1,4 @@
-"""Each axis has one vector per offset, multiplied with the query: SAM and its encoders in other models, ViTDet, MViTv2.
+"""Each axis has one vector per offset, multiplied with the query: SAM and its encoders, ViTDet, MViTv2, BoTNet.
 
     score[h, i, j] += <q[i], rel_pos_h[row i - row j]> + <q[i], rel_pos_w[column i - column j]>      q unscaled
 
@@ -148,6 +148,31 @@ class MultiScaleAttention(DecomposedAttention):
         return x if norm is None else norm(x)
 
 
+class BottleneckAttention(DecomposedAttention):
+    """`BottleneckAttn` of timm's BoTNets. Its tables count key - query, and `scale_pos_embed` scales their products."""
+
+    def make_mechanism(self) -> DecomposedPosition:
+        own = self.pos_embed
+        return DecomposedPosition(own.dim_head, (own.height, own.width), init_std=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of all cells, channels first; the output is pooled where the layer is strided."""
+        height, width = x.shape[2:]
+        tables = {"rel_pos.0": self.pos_embed.height_rel, "rel_pos.1": self.pos_embed.width_rel}
+        fit = all(2 * cells - 1 == len(one) for cells, one in zip((height, width), tables.values(), strict=True))
+        if not fit or not self.takes(height * width, height * width):
+            published: Tensor = super().forward(x)
+            return published
+        parts = self.qkv(x).flatten(2).split([self.dim_out_qk, self.dim_out_qk, self.dim_out_v], dim=1)
+        q, k, v = (part.unflatten(1, (self.num_heads, -1)).mT for part in parts)
+        factor = self.scale if self.scale_pos_embed else 1.0
+        grid = Grid(height, width)
+        position = self.mechanism.terms_from({name: factor * one.flip(0) for name, one in tables.items()}, grid)
+        out = self.attend(q, k, v, position=position, scale=float(self.scale))
+        pooled: Tensor = self.pool(out.mT.reshape(x.shape[0], -1, height, width))
+        return pooled
+
+
 def _pooled(pool: Any, size: Any) -> tuple[int, ...]:
     """Cells along each axis after pooling."""
     if pool is None:
@@ -192,7 +217,16 @@ def _run_pooled(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(draws.normal(draws.batch, tokens, module.qkv.in_features), (size, size))[0],)
 
 
+def _run_bottleneck(module: Any, draws: RandomInputs) -> Tensor:
+    """Run on the grid of the tables."""
+    out: Tensor = module(
+        draws.normal(draws.batch, module.qkv.in_channels, module.pos_embed.height, module.pos_embed.width)
+    )
+    return out
+
+
 _TABLES = ("rel_pos_h", "rel_pos_w")
+_BOTTLENECK = "timm.layers.bottleneck_attn.BottleneckAttn"
 _SAM = {
     "sam": ("SamVisionAttention", "SamVisionSdpaAttention"),
     "sam_hq": ("SamHQVisionAttention", "SamHQVisionSdpaAttention"),
@@ -270,10 +304,12 @@ KINDS = (
                 reads=("forward", "cal_rel_pos_type", "reshape_pre_pool", "reshape_post_pool"),
                 unfit=_unfit,
             ),
+            Replaced("bottleneck", _BOTTLENECK, BottleneckAttention, reads=("forward", "PosEmbedRel", "rel_logits_1d")),
         ),
         verified=(
             Verified("timm.models.vision_transformer_sam.Attention", _run, _TABLES),
             Verified("timm.models.mvitv2.MultiScaleAttention", _run_pooled, _TABLES),
+            Verified(_BOTTLENECK, _run_bottleneck, ("height_rel", "width_rel")),
         ),
         refused=(
             Refused(
@@ -281,6 +317,12 @@ KINDS = (
                 "timm.models.mvitv2.MultiScaleAttentionPoolFirst",
                 "its own forward fails: it multiplies queries with keys that are not transposed",
             ),
+            Refused(
+                "halo",
+                "timm.layers.halo_attn.HaloAttn",
+                "each block attends to itself and a halo of fixed size: it is in O(N) already",
+            ),
+            Refused("lambda", "timm.layers.lambda_layer.LambdaLayer", "it has no scores of pairs to add a position to"),
         ),
     ),
 )

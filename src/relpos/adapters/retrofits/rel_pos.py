@@ -262,7 +262,6 @@ _MODEL = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
 _TABLES = ("relative_position_bias_table", "mlp.fc2.weight")
 _GATED = "its gate mixes the weights of content with those of position, two softmaxes"
 _CONVOLVED = "its position is a convolution of values, with attention that has no scores of pairs"
-_QUERIES = "its position is vectors of rows and columns multiplied with the query: it has no table"
 
 KINDS = (
     PositionKind(
@@ -288,7 +287,6 @@ KINDS = (
         refused=(
             Refused("convit", "timm.models.convit.GPSA", _GATED),
             Refused("coat", "timm.models.coat.ConvRelPosEnc", _CONVOLVED),
-            Refused("bottleneck", "timm.layers.bottleneck_attn.BottleneckAttn", _QUERIES),
         ),
     ),
 )
