@@ -217,12 +217,10 @@ def _run_pooled(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     return (module(draws.normal(draws.batch, tokens, module.qkv.in_features), (size, size))[0],)
 
 
-def _run_bottleneck(module: Any, draws: RandomInputs) -> Tensor:
+def _run_bottleneck(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Run on the grid of the tables."""
-    out: Tensor = module(
-        draws.normal(draws.batch, module.qkv.in_channels, module.pos_embed.height, module.pos_embed.width)
-    )
-    return out
+    own = module.pos_embed
+    return (module(draws.normal(draws.batch, module.qkv.in_channels, own.height, own.width)),)
 
 
 _TABLES = ("rel_pos_h", "rel_pos_w")
