@@ -210,6 +210,25 @@ def perturbed(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model.to(dtype).eval()
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_authors_files_of_swin(version: int) -> None:
+    """They merge at the end of a stage and have another head; timm's own filter turns them into timm's."""
+    theirs, ours = (
+        perturbed(timm_swin(version, **SWIN_SETTINGS), torch.float32),
+        our_swin(version, **SWIN_SETTINGS).eval(),
+    )
+    original = {}
+    for name, x in theirs.state_dict().items():
+        stage = re.sub(r"layers\.(\d)\.downsample", lambda found: f"layers.{int(found[1]) - 1}.downsample", name)
+        original[stage.replace("head.fc.", "head.")] = x
+    file = imported(f"timm.models.swin_transformer{'' if version == 1 else '_v2'}")
+    filtered = file.checkpoint_filter_fn(original, theirs)
+    theirs.load_state_dict(filtered, strict=False)
+    relpos.load_weights(ours, original)
+    x = torch.randn(2, 2, 32, 64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
 def scores(model: nn.Module, x: Tensor) -> Tensor:
     found = model(x)
     return found if isinstance(found, Tensor) else found.logits

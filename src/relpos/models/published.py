@@ -100,14 +100,18 @@ _SWIN = {
     r"head\.fc\.(\w+)": r"head.\1",
 }
 _TABLES = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.(relative_position_bias_table|cpb_mlp\..+)")
+_MERGING = re.compile(r"layers\.(\d+)\.downsample\.(.+)")
 _BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
 
 def _swin(model: Any, theirs: Weights) -> Translation:
-    """timm's Swin and Swin V2; not its `cr` variant, and not the original files, which merge at the end of a stage."""
-    found = Translation("timm's Swin")
+    """timm's Swin and Swin V2, and the authors' files, which merge at the end of a stage; not timm's `cr` variant."""
+    authors = "layers.0.downsample.reduction.weight" in theirs
+    found = Translation("the authors' Swin" if authors else "timm's Swin")
     for name, tensor in theirs.items():
-        if name.endswith(_BUFFERS):
+        if authors and (match := _MERGING.fullmatch(name)):
+            found.take(f"stages.{int(match[1]) + 1}.merging.{match[2]}", tensor, name)
+        elif name.endswith(_BUFFERS):
             found.left[name] = "follows from the window"
         elif match := _TABLES.fullmatch(name):
             stage, layer, parameter = match.groups()
