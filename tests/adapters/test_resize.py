@@ -31,8 +31,9 @@ def test_equals_a_model_built_for_the_other_size(name: str) -> None:
     pixels = images(2, larger.get("img_size", (32, 48))).double()
     with pytest.raises((ValueError, AssertionError), match=r"resize_position|doesn't match"):
         model(pixels, **call)
-    rules = relpos.resize_position(model, size)
-    assert set(rules.values()) == {"interpolated"}
+    report = relpos.resize_position(model, size)
+    assert set(report.rules.values()) == {"interpolated"}
+    assert report.image_size == larger.get("img_size")
     saved = model.state_dict()
     if name == "transformers ViT":
         saved["embeddings.position_embeddings"] = other.embeddings._parameters["position_embeddings"]  # its own is off
@@ -70,7 +71,7 @@ def test_a_model_of_ones_own() -> None:
     """By the rule where a mechanism has it, else by its first; one that is shared stays shared."""
     rotary = relpos.RotaryEmbedding(head_dim=8, trained_length=16)
     model: Any = Own(rotary, relpos.RelativePositionBias(2, seq_len=16), rotary, relpos.CoPE(8))
-    rules = relpos.resize_position(model, 64, "yarn")
+    rules = relpos.resize_position(model, 64, "yarn").rules
     layers = dict(zip([f"layers.{i}" for i in range(4)], ["yarn", "interpolated", "yarn", "as is"], strict=True))
     assert rules == {"first": "yarn", **layers}
     assert model.first is model.layers[0] is model.layers[2] is not rotary
@@ -90,6 +91,12 @@ def _replaced() -> nn.Module:
     return model
 
 
+def _windows() -> nn.Module:
+    model: nn.Module = swin()
+    relpos.replace_position(model, "relative_2d")
+    return model
+
+
 WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
     "ours": (
         lambda: relpos.LanguageModel(9, 4, 8, 1, 1),
@@ -98,6 +105,9 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
         r"got LanguageModel\. Call model\.grow\(size, rule\)",
     ),
     "retrofitted": (_retrofitted, (8, 8), None, r"got one that keeps its own position .* Call relpos\.restore"),
+    "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"got Own, which has none\. Call relpos\.replace_position"),
+    "pixels": (_replaced, (32, 48), None, r"of which it has \(2, 3\); got \(32, 48\), images of 256 x 384 pixels"),
+    "a window": (_windows, (3, 2), None, r"of which it has \(8, 6\); got \(3, 2\), images of 12 x 8 pixels\. Divide"),
     "unknown rule": (lambda: Own(relpos.RotaryEmbedding(8, trained_length=4)), 8, "yam", r"yarn.*; got 'yam'"),
     "axes": (_replaced, 8, None, r"^expected a size in \(rows, columns\) of patches; got Sequence\("),
 }

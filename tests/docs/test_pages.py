@@ -33,7 +33,7 @@ def test_the_page_of_retrofit_has_a_row_for_every_class() -> None:
 
 def test_the_page_of_replace_has_examples() -> None:
     assert len(EXAMPLES) == 7
-    assert sum(bool(printed) for _, _, printed in EXAMPLES) == 3
+    assert sum(bool(printed) for _, _, printed in EXAMPLES) == 4
 
 
 @pytest.mark.usefixtures("timm")

@@ -51,7 +51,9 @@ CASES: dict[str, list[Row]] = {
         (lambda: attend(mask=zeros(6, 6)),
          "a boolean tensor for mask; got a tensor of shape (6, 6) and dtype float32. To add numbers to scores, ..."),
         (lambda: attend(mask=ones(6, 6).long()),
-         "a boolean tensor for mask, True where a pair may attend; got ...(6, 6)... int64. Pass x.bool()."),
+         "a boolean tensor for mask, True where a pair may attend; got ...(6, 6)... int64. Pass x.bool(); "
+         "Mask.padding(x.bool()) for a tokenizer's, "
+         "Mask.packed(x) for document numbers."),
         (lambda: attend(mask=ones(2, 6, 6).bool()),
          "mask to be a tensor with 2 or 4 dimensions; got ...(2, 6, 6)... bool. One ...: pass mask[:, None]. ..."),
         (lambda: attend(mask=ones(2, 6).bool()),

@@ -287,7 +287,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: resize_position(torch.nn.Linear(2, 2), 0),
          "size to be an integer of at least 1; got int 0. Pass a larger one."),
         (lambda: resize_position(torch.nn.Linear(2, 2), 8),
-         "a growth rule of its mechanisms (none at all); got 0 mechanisms. Build the model for that size."),
+         "a model with mechanisms of relpos; got Linear, which has none. Call relpos.replace_position first."),
     ],
     "replace_position": [
         (lambda: replace_position("t5", "t5"), "a model, an nn.Module; got str 't5'. Pass the model itself."),

@@ -3,7 +3,7 @@ position."""
 
 from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacing import replace_position
-from relpos.adapters.reporting import Left, OwnPosition, ReplacementReport, RetrofitReport, Swapped
+from relpos.adapters.reporting import Left, OwnPosition, ReplacementReport, ResizeReport, RetrofitReport, Swapped
 from relpos.adapters.resizing import resize_position
 from relpos.adapters.retrofitting import restore, retrofit
 
@@ -11,6 +11,7 @@ __all__ = [
     "Left",
     "OwnPosition",
     "ReplacementReport",
+    "ResizeReport",
     "RetrofitReport",
     "Swapped",
     "Verdict",

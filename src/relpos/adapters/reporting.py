@@ -9,6 +9,7 @@ from relpos.adapters.common.kinds import replaced_classes
 from relpos.adapters.common.retrofitted import NEVER
 from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacements.frozen import PEFT
+from relpos.core import Coordinates
 from relpos.position.base.preset import SCHEDULE
 from relpos_command.visible import visible
 
@@ -68,6 +69,35 @@ class RetrofitReport:
         if training == other == "never":
             return "as published, which was faster wherever it was timed; border=0 saves its memory"
         return f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
+
+
+@dataclass(frozen=True)
+class ResizeReport:
+    """What `relpos.resize_position` did to a model. Print it for the text.
+
+    Attributes:
+        model: its class.
+        rules: the rule of each mechanism, by its name in the model; without those that have none.
+        coordinates: what each of them is now for: a window in a Swin.
+        image_size: pixels of timm's model, (height, width); None in other models.
+    """
+
+    model: str
+    rules: dict[str, str]
+    coordinates: dict[str, Coordinates]
+    image_size: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        lines = [self.model]
+        if self.image_size is not None:
+            lines.append(f"  images    {' x '.join(f'{pixels:,}' for pixels in self.image_size)} pixels")
+        alike: dict[str, list[str]] = {}
+        for name, rule in self.rules.items():
+            alike.setdefault(f"{rule}, {self.coordinates[name]}", []).append(name)
+        for what, names in alike.items():
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  position  {names[0]}{others}: {what}")
+        return visible("\n".join(lines), keep="\n")
 
 
 @dataclass(frozen=True)

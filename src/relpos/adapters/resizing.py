@@ -10,6 +10,8 @@ from torch import nn
 from relpos.adapters.common.retrofitted import is_swapped, route, swap_again, unswap
 from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 from relpos.adapters.replacements.stacks import holders, require_unwrapped
+from relpos.adapters.replacements.swin import RepositionedWindowAttention
+from relpos.adapters.reporting import ResizeReport
 from relpos.core import Coordinates, Grid, Sequence
 from relpos.core.checks import fail, require_int, shape_of
 from relpos.models.transformer import Transformer
@@ -19,7 +21,7 @@ from relpos.position.base.sum import grow_part
 
 def resize_position(
     model: nn.Module, size: int | tuple[int, ...] | Coordinates, rule: str | None = None
-) -> dict[str, str]:
+) -> ResizeReport:
     """Take every position mechanism inside a model to another size, in place.
 
     It serves models after `relpos.replace_position` and models of one's own that hold mechanisms. In a vision model of
@@ -30,24 +32,26 @@ def resize_position(
 
     Args:
         model: changed in place.
-        size: tokens of a text, or `(rows, columns)` of patches; or the coordinates themselves.
+        size: tokens of a text, or `(rows, columns)` of the image's patches (not of a window, not pixels); or the
+            coordinates themselves.
         rule: one of the mechanisms' `growth`, such as "interpolated" or "yarn"; by default the first one of each. A
             mechanism without that rule takes its own first.
 
     Returns:
-        The rule of each mechanism, by its name in the model. Those without rules are left out: they work only at the
-        size that they were built for.
+        What was done; print it. Mechanisms without rules are left out: they work only at the size they were built for.
 
     Raises:
-        ValueError: no mechanism has a rule, or none has this one; a model of relpos, which has `grow`; a model after
-            `relpos.retrofit` alone, whose own position stays.
+        ValueError: no mechanism has a rule, or none has this one; a size that makes windows of one token, or is more
+            than eight times the present one; a model of relpos, which has `grow`; a model after `relpos.retrofit`
+            alone, whose own position stays. Nothing was changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
         >>> encoder = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         >>> _ = relpos.replace_position(encoder, "relative_1d", coordinates=relpos.Sequence(16))
-        >>> relpos.resize_position(encoder, 24)
-        {'positions.0': 'interpolated', 'positions.1': 'interpolated'}
+        >>> print(relpos.resize_position(encoder, 24))
+        TransformerEncoder
+          position  positions.0 and 1 more: interpolated, Sequence(length=24, start=0, prefix=0)
         >>> encoder(torch.randn(1, 24, 32)).shape
         torch.Size([1, 24, 32])
     """
@@ -61,24 +65,29 @@ def resize_position(
         fail("a model with mechanisms of relpos", "one that keeps its own position (relpos.retrofit)", remedy)
     require_unwrapped(model)
     found = dict(_mechanisms(model))
+    if not found:
+        remedy = "Call relpos.replace_position first."
+        fail("a model with mechanisms of relpos", f"{type(model).__name__}, which has none", remedy)
     rules = {name: _rule_of(one, rule) for name, one in found.items() if one.growth}
     known = dict.fromkeys(own for one in found.values() for own in one.growth)
     if not rules or (rule is not None and rule not in known):
         wanted = f"a growth rule of its mechanisms ({', '.join(known) or 'none at all'})"
-        fail(wanted, f"{len(found)} mechanisms" if rule is None else repr(rule), "Build the model for that size.")
-    _set_image_size(model, tokens)
+        fail(wanted, "none" if rule is None else repr(rule), "Build the model for that size.")
+    image_size = _set_image_size(model, tokens)
     layers = [one for one in model.modules() if isinstance(one, Repositioned)]
     of_stack = {id(one.layer_position.positions): one.resized(tokens) for one in layers}
     grown: dict[int, Mechanism] = {}
+    coordinates: dict[str, Coordinates] = {}
     for name, own in rules.items():
         above, _, last = name.rpartition(".")
         parent, one = model.get_submodule(above), found[name]
+        coordinates[name] = of_stack.get(id(parent), tokens)
         if id(one) not in grown:
-            grown[id(one)] = grow_part(one, of_stack.get(id(parent), tokens), own)
+            grown[id(one)] = grow_part(one, coordinates[name], own)
         parent._modules[last] = grown[id(one)]
     for layer in layers:
         layer.layer_position.coordinates = layer.resized(tokens)
-    return rules
+    return ResizeReport(type(model).__name__, rules, coordinates, image_size)
 
 
 def _coordinates(size: object) -> Coordinates:
@@ -104,20 +113,46 @@ def _rule_of(mechanism: Mechanism, rule: str | None) -> str:
     return rule if rule in mechanism.growth else mechanism.growth[0]
 
 
-def _set_image_size(model: nn.Module, patches: Coordinates) -> None:
-    """Let timm's models with replaced positions take images of so many patches, their own position with them."""
+def _set_image_size(model: nn.Module, patches: Coordinates) -> tuple[int, int] | None:
+    """Let timm's models with replaced positions take images of so many patches, their own position with them. The size
+    of the images in pixels, if there is such a model."""
+    size = None
     for module in model.modules():
         own: Any = module
         if not (hasattr(own, "set_input_size") and hasattr(own, "patch_embed") and holders(own)):
             continue
         if not isinstance(patches, Grid):
             fail("a size in (rows, columns) of patches", repr(patches), f"{type(own).__name__} reads images.")
+        _require_plausible(own, patches)
         swapped = [(one, type(one), route(one)) for one in own.modules() if is_swapped(one)]
         for one, _, _ in swapped:
             unswap(one)
         try:
-            sides = zip(patches.sizes, own.patch_embed.patch_size, strict=True)
-            own.set_input_size(img_size=tuple(count * pixels for count, pixels in sides))
+            own.set_input_size(img_size=_pixels(own, patches))
+            size = own.patch_embed.img_size
         finally:
             for one, kind, its_route in swapped:
                 swap_again(one, kind, its_route)
+    return size
+
+
+def _pixels(model: Any, patches: Grid) -> tuple[int, ...]:
+    return tuple(count * pixels for count, pixels in zip(patches.sizes, model.patch_embed.patch_size, strict=True))
+
+
+def _require_plausible(model: Any, patches: Grid) -> None:
+    """Raise for pixels, or a window, in the place of patches: the tables would be lost, without a later error."""
+    now = model.patch_embed.grid_size
+    factors = [new / old for new, old in zip(patches.sizes, now, strict=True)]
+    windows = [one.window_size for one in model.modules() if isinstance(one, RepositionedWindowAttention)]
+    tiny = any(
+        old > 1 and old * factor < 1.5 for window in windows for old, factor in zip(window, factors, strict=True)
+    )
+    if tiny or max(factors) > _MOST_TIMES:
+        came = f"{patches.sizes}, images of {' x '.join(f'{pixels:,}' for pixels in _pixels(model, patches))} pixels"
+        wanted = f"(rows, columns) of the image's patches, of which it has {tuple(now)}"
+        fail(wanted, came, "Divide the pixels by the patch size; timm then scales the windows.")
+
+
+_MOST_TIMES = 8
+"""Pixels given in the place of patches are more than that, for patches of 16."""

@@ -105,7 +105,8 @@ def require_pairs(x: object, name: str, dims: tuple[int, ...]) -> None:
     if x.is_floating_point():
         fail(f"a boolean tensor for {name}", shape_of(x), "To add numbers to scores, pass position=DenseBias(x).")
     if x.dtype != torch.bool:
-        fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), "Pass x.bool().")
+        remedy = "Pass x.bool(); Mask.padding(x.bool()) for a tokenizer's, Mask.packed(x) for document numbers."
+        fail(f"a boolean tensor for {name}, True where a pair may attend", shape_of(x), remedy)
 
 
 def is_integer(x: object) -> TypeGuard[int]:

@@ -137,7 +137,7 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """The number of tokens."""
+        """The number of tokens that every layer has: those of the last one, which is extended last."""
         return self.layers[-1].length
 
     @property
