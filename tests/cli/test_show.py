@@ -79,7 +79,7 @@ def test_other_endings(name: str, begins: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("relative_1d --heads 1 --seed 3", ["Untrained: initial random values (std 0.02, seed 3)"]),
+        ("relative_1d --heads 1 --seed 3", ["Before training: what starts at random (std 0.02, seed 3)"]),
         ("alibi --heads 1 --seed 3", ["It has no learned parameters"]),
         (
             "t5",

@@ -107,6 +107,11 @@ class TestDeBERTaNeither(DeBERTa):
     every = 5
     sampled = 4
 
+    def test_every_parameter_matters(self) -> None:
+        """None does."""
+        with pytest.raises(AssertionError, match="had no gradient in any case"):
+            super().test_every_parameter_matters()
+
 
 # buckets
 

@@ -36,6 +36,7 @@ def private(make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     options = {"images": folder, "contents": "0f"}
     own = {"model": "hf:/home/annlee/secret/vit, transformers 5.1, sha256 0123456789ab"}
     results["settings"] |= {"task": "images", "task_options": options, **own, "given": {"model": f"hf:{folder}"}}
+    results["settings"]["sources"] = {"mine.Two": "mine.py:Two, sha256 0123456789ab"}
     results["task"] |= {"description": f"Images of C:\\Users\\{USER}\\photos on {HOST}."}
     results["task"] |= {"skipped": [{"path": "a/holiday.png", "reason": "a/holiday.png cannot be read"}]}
     results["task"] |= {"ignored": ["a/holiday.png.txt"]}
@@ -61,6 +62,7 @@ def test_the_archive_tells_nothing_of_the_person_or_the_machine(make: Any, tmp_p
     assert (clean.settings.task_options["images"], clean.settings.given["model"]) == ("photos", "hf:photos")
     assert all(run.attention is None for run in clean.records)
     assert "relpos compare --data photos" in texts["README.txt"]
+    assert "Send beside it, for the program and the command:\n  mine.Two: mine.py:Two, sha256" in texts["README.txt"]
     assert f"torch: {results['environment']['torch']}" in texts["README.txt"]
 
 

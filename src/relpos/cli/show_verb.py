@@ -121,7 +121,7 @@ def _untrained(request: ShowRequest) -> tuple[str, str, str, View, list[Strip]]:
         note += "" if axes == 2 else "Later keys were masked in training: their values mean nothing. "
         return preset.name, preset.title, f"{note}{_READING}", view, drawn
     if any(True for _ in mechanism.parameters()):
-        note += f"Untrained: initial random values (std {site.init_std}, seed {seed}), which mean nothing yet."
+        note += f"Before training: what starts at random (std {site.init_std}, seed {seed}) means nothing yet."
     else:
         note += "It has no learned parameters."
     if heads > HEADS_AT_MOST:
@@ -233,10 +233,11 @@ def _page(request: ShowRequest) -> None:
         config = {}
     found, left = stored_positions(tensors, config if isinstance(config, dict) else {})
     if not found:
+        remedy = "Absolute positions are not drawn. A mechanism of your own: relpos show FILE.py:NAME --weights DIR."
         came = f"{path}, with none among its {len(tensors.shapes):,} parameters"
         if left:
             came = f"{path}, whose {left[0][0]} cannot be drawn: {left[0][1]}"
-        fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, "Absolute positions are not drawn.")
+        fail(f"weights with a learned position ({', '.join(KNOWN)}, ...)", came, remedy)
     write_whole(out, weights_page(name, found, left, version=__version__))
     say(Console(), f"Drew {len(found)} parameter{'s' if len(found) > 1 else ''} of {name}: {out}")
 

@@ -241,8 +241,8 @@ class RelativePositionBias(TableBias):
             fail(
                 f"a relative_position_bias_table of shape {tuple(self.relative_position_bias_table.shape)}",
                 shape_of(table),
-                "Build the bias with the size, prefix and heads it was trained at, load, then resize(size); in a model, "
-                "relpos.resize_position(model, size).",
+                "Build the bias with the size, prefix and heads it was trained at, load, then resize(size); in a "
+                "model, relpos.resize_position(model, size).",
             )
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 

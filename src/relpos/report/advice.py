@@ -226,7 +226,9 @@ def _ahead(board: Standings) -> str:
     figure, tied = board.measure.figure(board.best.reached.mean), board.tied
     if len(tied) > 1:
         return f"{listed(tied, NAMED_AT_MOST)} are tied {in_words(board.probe)} (up to {figure})"
-    return f"{tied[0]} is ahead {in_words(board.probe)} ({figure})"
+    by = next((one.behind for one in board.entries if one.behind is not None), None)
+    margin = "" if by is None else f", by {board.measure.gap(by.mean)}, {board.measure.bounds(by)}"
+    return f"{tied[0]} is ahead {in_words(board.probe)} ({figure}{margin})"
 
 
 def _name(standing: Standing, board: Standings) -> str:

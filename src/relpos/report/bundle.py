@@ -69,6 +69,7 @@ def bundled(results: Results | Mapping[str, Any], *, samples: bool = False) -> d
 
 
 def _readme(results: Results, samples: bool, program: Mapping[str, str] | None) -> str:
+    own = [f"{name}: {source}" for name, source in results.settings.sources.items()]
     lines = [
         f"A comparison by relpos {results.environment.relpos}: {results.task.title}.",
         *advise(results).lines,
@@ -84,6 +85,7 @@ def _readme(results: Results, samples: bool, program: Mapping[str, str] | None) 
         "Versions and hardware:",
         *(f"  {name}: {value}" for name, value in plain(results.environment).items()),
         "",
+        *(["Send beside it, for the program and the command:", *(f"  {one}" for one in own), ""] if own else []),
         "Not included: the data, names of files, trained weights"
         + ("." if samples else ", samples of images or text (--with-samples includes them)."),
     ]

@@ -50,6 +50,26 @@ class ModuleTests(SuiteBase):
             "what is no parameter is computed, or named in saved_settings"
         )
 
+    def test_every_parameter_matters(self) -> None:
+        """Each parameter has a gradient in some case: what no case reaches, no other test can find wrong."""
+        idle: set[str] | None = None
+        for case in self.cases():
+            mechanism, given = self.made(case), make_inputs(case, torch.float32)
+            x = torch.randn(BATCH, case.queries.count, case.heads * WIDTH)
+            attended = attend_under(mechanism, given.q, given.k, given.v, queries=case.queries, keys=case.keys)
+            total = (attended * given.upstream).sum() + mechanism.embed(x, case.queries).square().sum()
+            named = {name: one for name, one in mechanism.named_parameters() if one.requires_grad}
+            used = named and total.requires_grad
+            found = torch.autograd.grad(total, list(named.values()), allow_unused=True) if used else [None] * len(named)
+            still = {name for name, slope in zip(named, found, strict=True) if slope is None or not slope.any()}
+            idle = still if idle is None else idle & still
+            if not idle:
+                return
+        assert not idle, (
+            f"{', '.join(sorted(idle or ()))} had no gradient in any case, so that no test can find it wrong; if "
+            "it acts farther away than 13 tokens, return more cases: [*super().cases(), SuiteCase('far', Sequence(40))]"
+        )
+
     def test_the_same_on_every_run(self, case: SuiteCase) -> None:
         """Bit for bit, values and gradients."""
         results = []
