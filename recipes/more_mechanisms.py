@@ -3,6 +3,8 @@
     relpos compare --data digits --seeds 2 --positions none,alibi_manhattan,... --out runs/digits
     relpos compare --data text --seeds 2 --positions none,cope,... --out runs/text
     python recipes/more_mechanisms.py runs/digits runs/text
+    relpos compare --data text --seeds 3 --positions none,t5,fox,inkling,... --out runs/content
+    python recipes/more_mechanisms.py content=runs/content
 
 The whole commands stand on those pages. The tables have the columns of the first ones, without their costs, which
 `benchmarks/mechanisms.py` measures of every mechanism.
@@ -76,18 +78,19 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def write(run: Path) -> None:
-    """Write a run's table into its page."""
+def write(run: Path, place: str = "others") -> None:
+    """Write a run's table into its page, between the marks of that place."""
     results = load_results(run)
     path = DOCS / f"results-{results.task.name}.md"
     text = path.read_text(encoding="utf-8")
-    made = f"<!-- others -->\n\n{table(results)}\n\n<!-- end of others -->"
-    found, count = re.subn(r"<!-- others -->.*?<!-- end of others -->", lambda _: made, text, flags=re.DOTALL)
+    made = f"<!-- {place} -->\n\n{table(results)}\n\n<!-- end of {place} -->"
+    found, count = re.subn(rf"<!-- {place} -->.*?<!-- end of {place} -->", lambda _: made, text, flags=re.DOTALL)
     if not count:
-        raise SystemExit(f"{path} has no place for the others")
+        raise SystemExit(f"{path} has no place for {place}")
     path.write_text(found, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for folder in sys.argv[1:]:
-        write(Path(folder))
+    for given in sys.argv[1:]:
+        place, _, folder = given.rpartition("=")
+        write(Path(folder), place or "others")
