@@ -331,8 +331,8 @@ def _cost(preset: Preset, layers: dict[str, dict[str, float]]) -> str:
 def _behaviour(preset: Preset, measured: dict[str, list[dict[str, dict[str, str]]]]) -> list[str]:
     found = ["## What it does, as measured here"]
     for page, (title, models, note, columns) in MEASURED.items():
-        for table, count in zip(measured[page], models, strict=True):
-            if preset.name not in table or (preset.name == "none" and table is not measured[page][0]):
+        for number, (table, count) in enumerate(zip(measured[page], models, strict=True)):
+            if preset.name not in table or any(preset.name in earlier for earlier in measured[page][:number]):
                 continue
             lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
             lines += [
