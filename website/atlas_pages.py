@@ -40,7 +40,7 @@ from relpos.report.explorer import explorer_page, explorer_parts
 ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"
 COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
-NOT_COMPARED = ("fox", "inkling", "cable", "carope", "selective_rope", "rotary_dinov3")
+NOT_COMPARED = ("fox", "inkling", "cable", "carope", "selective_rope", "rotary_dinov3", "pope")
 """Mechanisms that no comparison in docs/ has yet."""
 MEASURED = {
     "results-digits.md": (

@@ -35,6 +35,7 @@ ALIASES = {
     "disentangled": ("deberta", "deberta"),
     "cpb": ("log_cpb", "log_cpb"),
     "nope": ("none", "none"),
+    "polar": ("pope", "pope"),
 }
 CASES = [
     (name, tokens)

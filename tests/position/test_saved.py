@@ -68,6 +68,7 @@ DIFFERENT = [  # what is built here, what was saved, and what of that is said
         "RotaryDINOv3(8)", "RotaryDINOv3(8, base=50.0, periods=(1.0, 9.0), normalize='max', layout='interleaved')",
         r"base=50, periods=\(1, 9\), normalize='max', layout='interleaved'",
     ),
+    ("PolarEmbedding(2, 8)", "PolarEmbedding(2, 8, base=100)", "base=100"),
     ("RotaryMixed(2, 8)", "RotaryMixed(2, 8, layout='half')", "layout='half'"),
     ("Sandwich(2)", "Sandwich(2, width=64, base=100)", "width=64, base=100"),
     (

@@ -25,6 +25,7 @@ from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.log_cpb import LogContinuousBias
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
+from relpos.position.pope import PolarEmbedding
 from relpos.position.relative import (
     RelativePositionBias,
     get_relative_position_index_1d,
@@ -77,6 +78,7 @@ __all__ = [
     "NTKScaling",
     "NoPosition",
     "OffsetBias",
+    "PolarEmbedding",
     "Preset",
     "ProportionalScaling",
     "RelativePositionBias",

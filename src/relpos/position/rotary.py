@@ -23,6 +23,7 @@ which are added to tokens.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -45,7 +46,7 @@ from relpos.core import (
 from relpos.core.cache import FEW_BYTES
 from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
 from relpos.core.rotation import require_layout
-from relpos.core.terms.of_content import fixed
+from relpos.core.terms.rotations import fixed
 from relpos.position.base.angles import frequencies, positions
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
@@ -65,6 +66,8 @@ from relpos.position.scaling import (
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
 _CACHED_LENGTHS = (256, 2048, 8192)
 """Lengths of the sequences whose angles are cached; shorter ones are a part of these."""
+LONGEST_CACHED = _CACHED_LENGTHS[-1]
+"""`kept` takes no longer ones."""
 RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 """What a rotation along one axis can do beyond its trained length."""
 
@@ -242,20 +245,10 @@ class RotaryEmbedding(Mechanism):
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         both = [self._checked(queries, "queries")] + ([] if keys is None else [self._checked(keys, "keys")])
         length = context_length(*both)
-        if not self._is_cacheable or length > _CACHED_LENGTHS[-1] or any(isinstance(one, Positions) for one in both):
+        if not self._is_cacheable or length > LONGEST_CACHED or any(isinstance(one, Positions) for one in both):
             return Terms(self._rotation(both, length))
         bands = None if self.scaling is None else self.bands(length)
-        if all(isinstance(one, Sequence) and one.start >= one.prefix == 0 for one in both):
-            longest = Sequence(next(count for count in _CACHED_LENGTHS if count >= length))
-            whole = cached(
-                self, (longest, bands, self.device), self.device, lambda: fixed(self._rotation([longest], length))
-            )
-            return Terms(whole.narrow(*(slice(one.low[0], one.high[0] + 1) for one in (both[0], both[-1]))))
-        few = all(4 * one.count * self.rotary_dim <= FEW_BYTES for one in both)
-        if not few or any(isinstance(one, Sequence) and one.start for one in both):  # which comes once
-            return Terms(self._rotation(both, length))
-        key = (*both, bands, self.device)
-        return Terms(cached(self, key, self.device, lambda: fixed(self._rotation(both, length))))
+        return Terms(kept(self, both, bands, self.rotary_dim, lambda sides: self._rotation(sides, length)))
 
     @property
     def _is_cacheable(self) -> bool:
@@ -277,6 +270,33 @@ class RotaryEmbedding(Mechanism):
         if own.axes != self.axes:
             fail(f"coordinates with {self.axes} axes", repr(coordinates), f"Build it with axes={coordinates.axes}.")
         return own
+
+
+def kept(
+    owner: Mechanism,
+    both: list[Coordinates],
+    depends: Hashable,
+    width: int,
+    make: Callable[[list[Coordinates]], Rotation],
+) -> Rotation:
+    """The rotation that `make` returns for the coordinates of queries and keys, cached on its mechanism if it may be.
+
+    Sequences that begin at 0 are a part of a longer one, of `_CACHED_LENGTHS`; others are cached if they are small.
+
+    Args:
+        owner: the mechanism. both: coordinates of queries, and of keys if they differ; no `Positions`.
+        depends: all else that the angles depend on, but the device.
+        width: rotated dimensions.
+    """
+    length = context_length(*both)
+    if all(isinstance(one, Sequence) and one.start >= one.prefix == 0 for one in both):
+        longest = Sequence(next(count for count in _CACHED_LENGTHS if count >= length))
+        whole = cached(owner, (longest, depends, owner.device), owner.device, lambda: fixed(make([longest])))
+        return whole.narrow(*(slice(one.low[0], one.high[0] + 1) for one in (both[0], both[-1])))
+    few = all(4 * one.count * width <= FEW_BYTES for one in both)
+    if not few or any(isinstance(one, Sequence) and one.start for one in both):  # which comes once
+        return make(both)
+    return cached(owner, (*both, depends, owner.device), owner.device, lambda: fixed(make(both)))
 
 
 def site_length(site: Site) -> int:

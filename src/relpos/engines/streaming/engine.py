@@ -57,7 +57,9 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
 
 def _by_flash_kernel(call: Call) -> bool:
     """Whether PyTorch's kernel computes the forward of a call, once its rotation is applied."""
-    return cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
+    rotation = call.terms.one(Rotation)
+    same_width = rotation is None or rotation.widens == 1
+    return same_width and cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
 
 
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
