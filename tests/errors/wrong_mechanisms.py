@@ -27,7 +27,9 @@ from relpos import (
     OffsetBias,
     Positions,
     ProportionalScaling,
+    RandomizedPositions,
     RelativePositionBias,
+    ResonanceScaling,
     RotaryDINOv3,
     RotaryEmbedding,
     RotaryMixed,
@@ -274,6 +276,18 @@ CASES: dict[str, list[Row]] = {
          "keys with 2 axes for Flat; got Sequence(length=4, start=0, prefix=0). Give coordinates with that many ..."),
         (lambda: OffsetBias().terms(Sequence(6)),
          "OffsetBias.bias to return [heads, 11]; got None. Return one value per head for each entry of offsets.kind."),
+    ],
+    "RandomizedPositions": [
+        (lambda: RandomizedPositions(Sequence(4), 9),
+         "a mechanism to randomize; got Sequence.... Build it first, such as RotaryEmbedding(64)."),
+        (lambda: RandomizedPositions(CABLEBias(4, 8), 9),
+         "a mechanism of positions; got CABLEBias, which is made from hidden states. Its positions are the sums ..."),
+        (lambda: RandomizedPositions(RotaryEmbedding(8), 9).terms(Sequence(6), BETWEEN),
+         "keys at whole numbers; got Positions(values of shape (6, 1).... They number the tokens: pass integers."),
+    ],
+    "ResonanceScaling": [
+        (lambda: ResonanceScaling(4.0),
+         "scaling to be one such as YaRN(4.0, 2048), or None; got float 4.0. Import it from relpos."),
     ],
     "ProportionalScaling": [
         (lambda: ProportionalScaling(1.5),

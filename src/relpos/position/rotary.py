@@ -44,7 +44,7 @@ from relpos.core import (
     uncached_constant,
 )
 from relpos.core.cache import FEW_BYTES
-from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
+from relpos.core.checks import fail, require_choice, require_int, require_number
 from relpos.core.rotation import require_layout
 from relpos.core.terms.rotations import fixed
 from relpos.position.base.angles import frequencies, positions
@@ -53,7 +53,6 @@ from relpos.position.base.preset import Preset
 from relpos.position.base.saved_settings import Settings, plain
 from relpos.position.base.site import Site
 from relpos.position.scaling import (
-    OF_FEW_LISTS,
     DynamicNTK,
     LinearScaling,
     Llama3Scaling,
@@ -61,6 +60,8 @@ from relpos.position.scaling import (
     RotaryScaling,
     Scaled,
     YaRN,
+    has_few_lists,
+    require_scaling,
 )
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
@@ -148,8 +149,7 @@ class RotaryEmbedding(Mechanism):
         elif beyond != AS_IS:
             fail(f"trained_length with beyond={beyond!r}", "None", "Pass the length at which it was trained.")
         self.trained_length, self.beyond = trained_length, beyond
-        if scaling is not None and not callable(scaling):
-            fail("scaling to be one such as YaRN(4.0, 2048), or None", shape_of(scaling), "Import it from relpos.")
+        require_scaling(scaling)
         self.scaling = scaling
         self.bands(1)  # a scaling for another number of pairs raises here
 
@@ -227,8 +227,8 @@ class RotaryEmbedding(Mechanism):
             pairs = self.rotary_dim // (2 * self.axes)
             exponents = constant(tuple(-p / pairs for p in range(pairs)), torch.float64, self.device)
             return torch.pow(self.scaling.larger_base(self.base, pairs, length), exponents)
-        few = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        return (constant if few else uncached_constant)(self.bands(length)[0], torch.float64, self.device)
+        made = constant if has_few_lists(self.scaling) else uncached_constant
+        return made(self.bands(length)[0], torch.float64, self.device)
 
     def angles(self, coordinates: Coordinates, length: int | None = None) -> Float[Tensor, "_ 1 N P"]:
         """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache.
@@ -253,10 +253,9 @@ class RotaryEmbedding(Mechanism):
     @property
     def _is_cacheable(self) -> bool:
         """Whether its angles depend on coordinates and settings alone (not for some scalings and subclasses)."""
-        plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
         names = ("angles", "bands", "_bands_on_device")
         own = all(getattr(type(self), name) is getattr(RotaryEmbedding, name) for name in names)
-        return plain and own and may_cache(self.device)
+        return has_few_lists(self.scaling) and own and may_cache(self.device)
 
     def _rotation(self, both: list[Coordinates], length: int) -> Rotation:
         turns = [self.angles(one, length) for one in both]
