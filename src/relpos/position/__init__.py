@@ -35,6 +35,7 @@ from relpos.position.relative import (
 )
 from relpos.position.resonance import ResonanceScaling
 from relpos.position.rotary import RotaryEmbedding
+from relpos.position.rotary_by_offset import DualChunk, ReRoPE, SelfExtend
 from relpos.position.rotary_dinov3 import RotaryDINOv3
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
@@ -64,6 +65,7 @@ __all__ = [
     "CoPE",
     "DecomposedPosition",
     "DisentangledPosition",
+    "DualChunk",
     "DynamicNTK",
     "FIREBias",
     "FactoredBias",
@@ -86,6 +88,7 @@ __all__ = [
     "Preset",
     "ProportionalScaling",
     "RandomizedPositions",
+    "ReRoPE",
     "RelativePositionBias",
     "ResonanceScaling",
     "RotaryDINOv3",
@@ -93,6 +96,7 @@ __all__ = [
     "RotaryMixed",
     "Sandwich",
     "SelectiveRoPE",
+    "SelfExtend",
     "ShawPosition",
     "SinusoidalPositionEmbedding",
     "Site",

@@ -330,13 +330,6 @@ PRESETS = [
         token_axes=(1, 2),
         family="rotation",
         aliases=("rope",),
-        near=(
-            ("rerope", "ReRoPE has two rotations, by distance: far keys all have the same one, which relpos lacks"),
-            *(
-                (name, "Self-Extend has two rotations, by distance: far keys share groups, which relpos lacks")
-                for name in ("self_extend", "self-extend")
-            ),
-        ),
     ),
     Preset(
         name="rotary_2d",

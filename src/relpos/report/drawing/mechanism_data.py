@@ -107,6 +107,8 @@ def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     for term in terms.of(LineBias):
         drawn += _bias(term, view, name)
     rotation = terms.one(Rotation)
+    if rotation is not None and any(rule.of_content for rule in terms.of(RowRule)):
+        return [*drawn, *_other(terms, view, name, of_states=False)]
     if rotation is not None:
         drawn += _rotation(Terms(rotation), rotation, view, name)
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
