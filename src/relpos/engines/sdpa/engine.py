@@ -136,7 +136,8 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
             scale=call.scale,
             enable_gqa=call.is_grouped,
         )
-    output = first_derivative_only(output[..., :width])
+    output = first_derivative_only(output)
+    output = output if output.shape[3] == width else output[..., :width]
     return (output if blank is None else output.masked_fill(blank, 0)), None
 
 
