@@ -74,7 +74,7 @@ class ClippedScaling:
 PRESETS = [
     Preset(
         name="rotary_clipped",
-        title="Rotary (RoPE), 1-D, clipped (CoPE of 2026)",
+        title="Rotary (RoPE), 1-D, clipped",
         build=lambda site: RotaryEmbedding(site.head_dim, scaling=ClippedScaling(site_length(site))),
         summary="The rotation whose slowest pairs, which never make a whole turn in the trained context, are slowed "
         "to a standstill: longer inputs have fewer untrained angles.",
