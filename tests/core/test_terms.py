@@ -18,6 +18,7 @@ from relpos import (
     LineVectors,
     LowRank,
     Mask,
+    Polar,
     Positions,
     QueryBias,
     QueryScale,
@@ -72,6 +73,7 @@ def every_term() -> dict[str, Term]:
         "Softcap": Softcap(2.0),
         "Sinks": Sinks(torch.randn(HEADS)),
         "Sinks of queries": Sinks(torch.randn(1, HEADS, N)),
+        "Polar": Polar(torch.rand(1, 1, N, D), torch.rand(1, 1, M, D), phase=torch.randn(HEADS, D)),
         "QueryScale": QueryScale(torch.rand(2, 1, N)),
         "QueryScale on scores": QueryScale(torch.rand(1, HEADS, N), "scores"),
     }

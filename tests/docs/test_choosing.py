@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 TABLE = re.compile(r"^\|.*\n\|[-|]+\|\n(?:\|.*\n)+", flags=re.MULTILINE)
 GUIDE = (ROOT / "docs" / "guides" / "choosing.md").read_text("utf-8")
 LAYERS = json.loads((ROOT / "benchmarks" / "results" / "mechanisms-cpu.json").read_text("utf-8"))["layers"]
-OF_CONTENT = ("carope", "selective_rope")
-"""Rotations that are made from hidden states."""
+DEARER = ("carope", "selective_rope", "pope", "rerope", "self_extend", "dual_chunk")
+"""Rotations that are made from hidden states, make queries and keys wider, or are several."""
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -46,7 +46,7 @@ def test_text_and_digits_are_those_of_their_pages() -> None:
 def test_costs_are_those_of_the_benchmark() -> None:
     *_, costs = tables(GUIDE)
     assert len(costs) == 6
-    rotations = [one.name for one in presets().values() if one.family == "rotation" and one.name not in OF_CONTENT]
+    rotations = [one.name for one in presets().values() if one.family == "rotation" and one.name not in DEARER]
     for what, *cells in costs[1:]:
         names = rotations if what == "rotations by position" else re.findall(r"`(\w+)`", what)
         for where, cell in zip(("sequence of 1,024", "grid of 32 x 32"), cells, strict=True):

@@ -204,6 +204,14 @@ class TestProportional(Scaling):
 # frequencies
 
 
+def test_longrope2_is_longrope_with_its_factors() -> None:
+    """Up to the trained length plain frequencies; beyond, 1 for the first pairs and a stretch for the others."""
+    factors = (1.0, 1.0, 4.2, 4.4)
+    own = LongRoPE((1.0,) * 4, factors, 16, 4.0)
+    assert list(own(1e4, 4, 16)[0]) == pytest.approx(plain(8, 1e4), rel=1e-15)
+    assert list(own(1e4, 4, 17)[0]) == pytest.approx([t / f for t, f in zip(plain(8, 1e4), factors, strict=True)])
+
+
 def test_ntk_is_dynamic_ntk_at_the_length_that_it_is_for() -> None:
     for pairs in (1, 2, 32):
         assert NTKScaling(4.0)(10000.0, pairs, 1) == DynamicNTK(1.0, 2048)(10000.0, pairs, 8192)

@@ -167,7 +167,8 @@ def _join(joined: list[Term], term: Term) -> None:
     if not isinstance(term, Term):
         fail("terms (LineBias, Rotation, ...)", shape_of(term), "Call mechanism.terms(queries, keys) first.")
     for index, other in enumerate(joined):
-        if type(other) is type(term):
+        related = isinstance(other, Single) and (isinstance(term, type(other)) or isinstance(other, type(term)))
+        if related or type(other) is type(term):
             together = other.join(term)
             if together is not None:
                 joined[index] = together

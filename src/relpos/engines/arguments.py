@@ -6,7 +6,19 @@ from typing import NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from relpos.core import Coordinates, Mask, MaskLike, Scale, Term, Terms, require_queries_and_keys
+from relpos.core import (
+    Coordinates,
+    Mask,
+    MaskLike,
+    QueryBias,
+    QueryScale,
+    RowRule,
+    Scale,
+    Softcap,
+    Term,
+    Terms,
+    require_queries_and_keys,
+)
 from relpos.core.checks import (
     COMPUTED,
     broadcasts,
@@ -75,6 +87,7 @@ class Arguments:
         """Raise unless they fit together."""
         _check_fit(self.q, self.k, self.v)
         self.terms.check(self.q, self.k, self.v)
+        _check_content(self.terms)
         if self.mask is not None:
             _check_mask(self.mask, self.q, self.k)
 
@@ -190,6 +203,16 @@ def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k:
         name, coordinates, count = "keys", queries if keys is None else keys, k.shape[2]
     remedy = "Coordinates include the prefix; if keys differ from queries, pass keys=."
     fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+
+
+def _check_content(terms: Terms) -> None:
+    """Raise where a rule changes the content product beside a term that acts on all of it."""
+    if not any(rule.of_content for rule in terms.of(RowRule)):
+        return
+    for term in terms:
+        if isinstance(term, Softcap | QueryBias) or (isinstance(term, QueryScale) and term.on == "content"):
+            remedy = 'Write on="scores".' if isinstance(term, QueryScale) else "Leave it out."
+            fail("no other term on the content beside rotations chosen by offset", type(term).__name__, remedy)
 
 
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:

@@ -60,8 +60,8 @@ class Call:
     dropout: float = 0.0
     seed: Int[Tensor, ""] | None = None
     return_lse: bool = False
-    plain_q: Float[Tensor, "B H N D"] | None = None
-    plain_k: Float[Tensor, "B _ M D"] | None = None
+    plain_q: Float[Tensor, "B H N _"] | None = None
+    plain_k: Float[Tensor, "B _ M _"] | None = None
     first_row: int = 0
     tokens: Int[Tensor, "C n"] | None = None
 

@@ -150,10 +150,11 @@ def _check(
 def _rotation(position: Terms | Term | None) -> Terms:
     terms = Terms() if position is None else position if isinstance(position, Terms) else Terms(position)
     for term in terms:
-        if not isinstance(term, Rotation):
+        if not isinstance(term, Rotation) or term.widens > 1:
+            why = "for it maps queries and keys itself" if isinstance(term, Rotation) else "for it adds to scores"
             raise NotImplementedError(
                 f"expected a rotation or nothing as position; got {type(term).__name__}, which linear attention lacks, "
-                "for it adds to scores under a softmax. Use relpos.attention."
+                f"{why} under a softmax. Use relpos.attention."
             )
     return terms
 

@@ -214,7 +214,7 @@ class MultiHeadAttention(SelfAttention):
         if self.kind == "linear":
             return linear_attention(q, k, v, causal=causal, position=position)
         terms = Terms() if position is None else Terms() + position
-        biases, rotations = terms.of(LineBias), terms.of(Rotation)
+        biases, rotations = terms.of(LineBias), [term for term in terms.of(Rotation) if term.widens == 1]
         if len(biases) > 1 or len(biases) + len(rotations) < len(terms):
             self._lacks("a line bias, a rotation or both as position", ", ".join(type(term).__name__ for term in terms))
         for rotation in rotations:

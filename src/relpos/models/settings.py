@@ -6,20 +6,34 @@ A position that is a function cannot be saved: it becomes {"function": its name}
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from relpos.core.checks import fail, require_choice
 from relpos.models.llama_rotation import llama_rotation
 from relpos.models.positions import RotaryChoice
-from relpos.position import DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, ProportionalScaling, YaRN
+from relpos.position import (
+    ClippedScaling,
+    DynamicNTK,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPE,
+    NTKScaling,
+    ProportionalScaling,
+    ResonanceScaling,
+    YaRN,
+)
+from relpos.position.scaling import RotaryScaling
 
 ModelArguments = dict[str, Any]
 """Arguments of a model by name, as plain values."""
 _SCALINGS = {
     one.__name__: one
-    for one in (DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, ProportionalScaling, YaRN)
-}
+    for one in (
+        ClippedScaling, DynamicNTK, LinearScaling, Llama3Scaling, LongRoPE, NTKScaling, ProportionalScaling,
+        ResonanceScaling, YaRN,
+    )
+}  # fmt: skip
 _ROTARY = RotaryChoice.__name__
 
 
@@ -32,11 +46,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
     if isinstance(value, RotaryChoice):
-        scaling = value.scaling
-        if scaling is not None and type(scaling) not in _SCALINGS.values():
-            return {"function": getattr(scaling, "__name__", type(scaling).__name__)}
-        by_name = None if scaling is None else {type(scaling).__name__: _plain(asdict(scaling))}  # type: ignore[call-overload]
-        return {_ROTARY: {"base": value.base, "scaling": by_name}}
+        scaling = _plain(value.scaling)
+        if isinstance(scaling, dict) and "function" in scaling:
+            return scaling
+        return {_ROTARY: {"base": value.base, "scaling": scaling}}
+    if type(value) in _SCALINGS.values():
+        numbers = {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        own = numbers.get("scaling")
+        return own if isinstance(own, dict) and "function" in own else {type(value).__name__: numbers}
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     return {"function": getattr(value, "__name__", type(value).__name__)} if callable(value) else value
@@ -60,12 +77,20 @@ def _rotary(plain: Mapping[str, Any]) -> RotaryChoice:
     if set(plain) != {_ROTARY} or not isinstance(plain[_ROTARY], dict):
         fail(f"a position by name or a {_ROTARY}", str(dict(plain))[:100], "Save the model again.")
     settings = dict(plain[_ROTARY])
-    scaling = settings.pop("scaling", None)
-    if scaling is not None:
-        ((name, numbers),) = scaling.items()
-        require_choice(name, "scaling", tuple(_SCALINGS))
-        scaling = _SCALINGS[name](**{key: _tuples(value) for key, value in numbers.items()})
+    scaling = _scaling(settings.pop("scaling", None))
     return RotaryChoice(**settings, scaling=scaling)
+
+
+def _scaling(plain: Any) -> RotaryScaling | None:
+    if plain is None:
+        return None
+    ((name, numbers),) = plain.items()
+    require_choice(name, "scaling", tuple(_SCALINGS))
+    own: dict[str, Any] = {
+        key: _scaling(value) if key == "scaling" else _tuples(value) for key, value in numbers.items()
+    }
+    made: RotaryScaling = _SCALINGS[name](**own)
+    return made
 
 
 def llama_arguments(config: Mapping[str, Any]) -> ModelArguments:

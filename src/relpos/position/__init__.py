@@ -12,6 +12,7 @@ from relpos.position.base.sum import Sum
 from relpos.position.cable import CABLEBias
 from relpos.position.carope import CARoPE
 from relpos.position.clipped import ClippedBias
+from relpos.position.clipped_rotary import ClippedScaling
 from relpos.position.cope import CoPE
 from relpos.position.deberta import DisentangledPosition
 from relpos.position.decomposed import DecomposedPosition
@@ -25,12 +26,16 @@ from relpos.position.learned import LearnedPositionEmbedding
 from relpos.position.log_cpb import LogContinuousBias
 from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
+from relpos.position.pope import PolarEmbedding
+from relpos.position.randomized import RandomizedPositions
 from relpos.position.relative import (
     RelativePositionBias,
     get_relative_position_index_1d,
     get_relative_position_index_2d,
 )
+from relpos.position.resonance import ResonanceScaling
 from relpos.position.rotary import RotaryEmbedding
+from relpos.position.rotary_by_offset import DualChunk, ReRoPE, SelfExtend
 from relpos.position.rotary_dinov3 import RotaryDINOv3
 from relpos.position.rotary_mixed import RotaryMixed
 from relpos.position.sandwich import Sandwich
@@ -56,9 +61,11 @@ __all__ = [
     "CABLEBias",
     "CARoPE",
     "ClippedBias",
+    "ClippedScaling",
     "CoPE",
     "DecomposedPosition",
     "DisentangledPosition",
+    "DualChunk",
     "DynamicNTK",
     "FIREBias",
     "FactoredBias",
@@ -77,14 +84,19 @@ __all__ = [
     "NTKScaling",
     "NoPosition",
     "OffsetBias",
+    "PolarEmbedding",
     "Preset",
     "ProportionalScaling",
+    "RandomizedPositions",
+    "ReRoPE",
     "RelativePositionBias",
+    "ResonanceScaling",
     "RotaryDINOv3",
     "RotaryEmbedding",
     "RotaryMixed",
     "Sandwich",
     "SelectiveRoPE",
+    "SelfExtend",
     "ShawPosition",
     "SinusoidalPositionEmbedding",
     "Site",

@@ -12,7 +12,8 @@ the mask matter. The mask also keeps documents and padding apart. Keys left out 
 For n query rows and M keys it makes a few tensors of n x M numbers per head, and n x P products.
 
 Source: Golovneva et al. 2024 ("Contextual Position Encoding: Learning to Count What's Important"), section 4 and the
-code in its appendix. Not to be confused with Shaw's vectors, which are for token distances.
+code in its appendix. Not to be confused with Shaw's vectors, which are for token distances, nor with the
+CoPE of 2026, Clipped RoPE (`rotary_clipped`).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ which are added to tokens.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -43,16 +44,15 @@ from relpos.core import (
     uncached_constant,
 )
 from relpos.core.cache import FEW_BYTES
-from relpos.core.checks import fail, require_choice, require_int, require_number, shape_of
+from relpos.core.checks import fail, require_choice, require_int, require_number
 from relpos.core.rotation import require_layout
-from relpos.core.terms.of_content import fixed
+from relpos.core.terms.rotations import fixed
 from relpos.position.base.angles import frequencies, positions
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.preset import Preset
 from relpos.position.base.saved_settings import Settings, plain
 from relpos.position.base.site import Site
 from relpos.position.scaling import (
-    OF_FEW_LISTS,
     DynamicNTK,
     LinearScaling,
     Llama3Scaling,
@@ -60,11 +60,15 @@ from relpos.position.scaling import (
     RotaryScaling,
     Scaled,
     YaRN,
+    has_few_lists,
+    require_scaling,
 )
 
 Beyond = Literal["as is", "linear", "ntk", "yarn", "llama3"]
 _CACHED_LENGTHS = (256, 2048, 8192)
 """Lengths of the sequences whose angles are cached; shorter ones are a part of these."""
+LONGEST_CACHED = _CACHED_LENGTHS[-1]
+"""`kept` takes no longer ones."""
 RULES: tuple[Beyond, ...] = ("as is", "linear", "ntk", "yarn", "llama3")
 """What a rotation along one axis can do beyond its trained length."""
 
@@ -145,8 +149,7 @@ class RotaryEmbedding(Mechanism):
         elif beyond != AS_IS:
             fail(f"trained_length with beyond={beyond!r}", "None", "Pass the length at which it was trained.")
         self.trained_length, self.beyond = trained_length, beyond
-        if scaling is not None and not callable(scaling):
-            fail("scaling to be one such as YaRN(4.0, 2048), or None", shape_of(scaling), "Import it from relpos.")
+        require_scaling(scaling)
         self.scaling = scaling
         self.bands(1)  # a scaling for another number of pairs raises here
 
@@ -224,8 +227,8 @@ class RotaryEmbedding(Mechanism):
             pairs = self.rotary_dim // (2 * self.axes)
             exponents = constant(tuple(-p / pairs for p in range(pairs)), torch.float64, self.device)
             return torch.pow(self.scaling.larger_base(self.base, pairs, length), exponents)
-        few = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
-        return (constant if few else uncached_constant)(self.bands(length)[0], torch.float64, self.device)
+        made = constant if has_few_lists(self.scaling) else uncached_constant
+        return made(self.bands(length)[0], torch.float64, self.device)
 
     def angles(self, coordinates: Coordinates, length: int | None = None) -> Float[Tensor, "_ 1 N P"]:
         """The angles of each token in radians, float64; `relpos.rotate` takes them for keys that go into a cache.
@@ -242,28 +245,17 @@ class RotaryEmbedding(Mechanism):
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         both = [self._checked(queries, "queries")] + ([] if keys is None else [self._checked(keys, "keys")])
         length = context_length(*both)
-        if not self._is_cacheable or length > _CACHED_LENGTHS[-1] or any(isinstance(one, Positions) for one in both):
+        if not self._is_cacheable or length > LONGEST_CACHED or any(isinstance(one, Positions) for one in both):
             return Terms(self._rotation(both, length))
         bands = None if self.scaling is None else self.bands(length)
-        if all(isinstance(one, Sequence) and one.start >= one.prefix == 0 for one in both):
-            longest = Sequence(next(count for count in _CACHED_LENGTHS if count >= length))
-            whole = cached(
-                self, (longest, bands, self.device), self.device, lambda: fixed(self._rotation([longest], length))
-            )
-            return Terms(whole.narrow(*(slice(one.low[0], one.high[0] + 1) for one in (both[0], both[-1]))))
-        few = all(4 * one.count * self.rotary_dim <= FEW_BYTES for one in both)
-        if not few or any(isinstance(one, Sequence) and one.start for one in both):  # which comes once
-            return Terms(self._rotation(both, length))
-        key = (*both, bands, self.device)
-        return Terms(cached(self, key, self.device, lambda: fixed(self._rotation(both, length))))
+        return Terms(kept(self, both, bands, self.rotary_dim, lambda sides: self._rotation(sides, length)))
 
     @property
     def _is_cacheable(self) -> bool:
         """Whether its angles depend on coordinates and settings alone (not for some scalings and subclasses)."""
-        plain = self.scaling is None or isinstance(self.scaling, OF_FEW_LISTS)
         names = ("angles", "bands", "_bands_on_device")
         own = all(getattr(type(self), name) is getattr(RotaryEmbedding, name) for name in names)
-        return plain and own and may_cache(self.device)
+        return has_few_lists(self.scaling) and own and may_cache(self.device)
 
     def _rotation(self, both: list[Coordinates], length: int) -> Rotation:
         turns = [self.angles(one, length) for one in both]
@@ -277,6 +269,33 @@ class RotaryEmbedding(Mechanism):
         if own.axes != self.axes:
             fail(f"coordinates with {self.axes} axes", repr(coordinates), f"Build it with axes={coordinates.axes}.")
         return own
+
+
+def kept(
+    owner: Mechanism,
+    both: list[Coordinates],
+    depends: Hashable,
+    width: int,
+    make: Callable[[list[Coordinates]], Rotation],
+) -> Rotation:
+    """The rotation that `make` returns for the coordinates of queries and keys, cached on its mechanism if it may be.
+
+    Sequences that begin at 0 are a part of a longer one, of `_CACHED_LENGTHS`; others are cached if they are small.
+
+    Args:
+        owner: the mechanism. both: coordinates of queries, and of keys if they differ; no `Positions`.
+        depends: all else that the angles depend on, but the device.
+        width: rotated dimensions.
+    """
+    length = context_length(*both)
+    if all(isinstance(one, Sequence) and one.start >= one.prefix == 0 for one in both):
+        longest = Sequence(next(count for count in _CACHED_LENGTHS if count >= length))
+        whole = cached(owner, (longest, depends, owner.device), owner.device, lambda: fixed(make([longest])))
+        return whole.narrow(*(slice(one.low[0], one.high[0] + 1) for one in (both[0], both[-1])))
+    few = all(4 * one.count * width <= FEW_BYTES for one in both)
+    if not few or any(isinstance(one, Sequence) and one.start for one in both):  # which comes once
+        return make(both)
+    return cached(owner, (*both, depends, owner.device), owner.device, lambda: fixed(make(both)))
 
 
 def site_length(site: Site) -> int:
@@ -311,13 +330,6 @@ PRESETS = [
         token_axes=(1, 2),
         family="rotation",
         aliases=("rope",),
-        near=(
-            ("rerope", "ReRoPE has two rotations, by distance: far keys all have the same one, which relpos lacks"),
-            *(
-                (name, "Self-Extend has two rotations, by distance: far keys share groups, which relpos lacks")
-                for name in ("self_extend", "self-extend")
-            ),
-        ),
     ),
     Preset(
         name="rotary_2d",

@@ -14,6 +14,8 @@ partial rotation is unchanged. With w[p] = base ** (-p / P), factor s and traine
     Llama3Scaling    w[p] / s for long waves, w[p] for short ones, smooth between      Llama 3.1
     ProportionalScaling    w[p] / s for the first pairs, 0 for the others              Barbero et al. 2025, Gemma 4
 
+`position.resonance` and `position.clipped_rotary` change the frequencies of any of these.
+
 The length is the largest position among the given queries and keys, plus 1 (for `Positions`, their `high`). Only
 `DynamicNTK` and `LongRoPE` depend on it. With these, a key that is rotated before it is cached keeps the frequencies of
 the length at that time, and later queries use others: scores then depend on more than the offset (transformers issues
@@ -221,6 +223,9 @@ def _require_magnitude(x: object) -> None:
 class LongRoPE:
     """Searched factors, one per pair: one list up to `trained_length`, another beyond it.
 
+    LongRoPE2 (Shang et al. 2025) has other factors, not another rotation: the short ones are 1, and the long ones are
+    searched from a critical pair on, where they are at least `factor`. Pass them as they are.
+
     Source: Ding et al. 2024.
 
     Args:
@@ -358,5 +363,18 @@ class ProportionalScaling:
         return tuple(w / self.factor if p < rotate else 0.0 for p, w in enumerate(frequencies(pairs, base))), 1.0
 
 
-OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling, ProportionalScaling)
-"""Scalings with one list of frequencies, or two, for all lengths."""
+_OF_FEW_LISTS = (LinearScaling, NTKScaling, YaRN, LongRoPE, Llama3Scaling, ProportionalScaling)
+
+
+def has_few_lists(scaling: RotaryScaling | None) -> bool:
+    """Whether there is one list of frequencies, or two, for all lengths; a scaling of another's (`scaling`) has its."""
+    inner = getattr(scaling, "scaling", scaling)
+    if inner is not scaling:
+        return has_few_lists(inner)
+    return scaling is None or isinstance(scaling, _OF_FEW_LISTS)
+
+
+def require_scaling(x: object) -> None:
+    """Raise unless it is a scaling, or None."""
+    if x is not None and not callable(x):
+        fail("scaling to be one such as YaRN(4.0, 2048), or None", shape_of(x), "Import it from relpos.")

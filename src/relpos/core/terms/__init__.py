@@ -15,13 +15,13 @@ from relpos.core.terms.indexed import IndexedBias
 from relpos.core.terms.of_content import (
     QueryBias,
     QueryScale,
-    Rotation,
     Scale,
     Sinks,
     Softcap,
     after_content,
     content,
 )
+from relpos.core.terms.rotations import Polar, Rotation
 from relpos.core.terms.vectors import AxisVectors, LineVectors
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "LineBias",
     "LineVectors",
     "LowRank",
+    "Polar",
     "QueryBias",
     "QueryScale",
     "Rotation",

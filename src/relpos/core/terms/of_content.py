@@ -1,4 +1,4 @@
-"""Terms of the content product and of the softmax: rotations, biases and factors of queries, scale, soft cap, sinks."""
+"""Terms of the content product and of the softmax: biases and factors of queries, scale, soft cap, sinks."""
 
 from __future__ import annotations
 
@@ -7,169 +7,24 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from relpos.core.algebra import Single, Term, Terms
-from relpos.core.cache import cached, may_cache
 from relpos.core.checks import (
     fail,
     require_choice,
     require_floating,
-    require_int,
     require_number,
     require_tensor,
     require_wide,
-    shape_of,
 )
-from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
-from relpos.core.rotation import rotate as plain_rotate
+from relpos.core.rotation import RotationLayout
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
+from relpos.core.terms.rotations import Rotation
 from relpos.core.tree import changed, register, static, unchecked
 
-RotatedSide = Literal["query", "key"]
 FactorOn = Literal["content", "scores"]
-
-
-@register("relpos.core.terms.Rotation")
-@dataclass(frozen=True, eq=False)
-class Rotation(Single):
-    """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
-
-    Attributes:
-        query: angles `[1 or B, 1 or H, N, R/2]` in radians, float32 or wider.
-        key: angles of the keys, or None if the keys are already rotated (a cache).
-        layout: `"half"` or `"interleaved"`, see `core.rotation`.
-        magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
-        query_magnitude: one per angle of the queries (xPos), multiplied with `magnitude`.
-        key_magnitude: one per angle of the keys.
-        width: the head width that the angles were made for, R or more; attention refuses another. None for any.
-
-    Raises:
-        ValueError: half precision, or angles of another shape; in attention, for other tokens or another width.
-
-    Examples:
-        >>> angles = torch.arange(5.0)[None, None, :, None]  # [1, 1, N, R / 2]: one pair, a radian a token
-        >>> turn = relpos.Rotation(angles, angles, layout="half")
-        >>> q = k = v = torch.randn(1, 2, 5, 8)
-        >>> relpos.attention(q, k, v, position=turn).shape
-        torch.Size([1, 2, 5, 8])
-    """
-
-    adds_scores = meets_plain = False
-    query: Float[Tensor, "#B #H N P"]
-    key: Float[Tensor, "#B #H M P"] | None
-    layout: RotationLayout = static()
-    magnitude: float = static(default=1.0)
-    query_magnitude: Float[Tensor, "#B #H N P"] | None = None
-    key_magnitude: Float[Tensor, "#B #H M P"] | None = None
-    width: int | None = static(default=None)
-
-    def __post_init__(self) -> None:
-        require_layout(self.layout)
-        require_number(self.magnitude, "Rotation magnitude", "above 0", "Leave it out for 1.")
-        for name in ("query", "key", "query_magnitude", "key_magnitude"):
-            x = getattr(self, name)
-            if x is None and name != "query":
-                continue
-            require_tensor(x, f"Rotation {name}", dims=4)
-            why = "Half precision rounds a position of 1995 to 1992; compute angles in float32."
-            require_wide(x, f"Rotation {name}", why)
-            if x.shape[3] != self.query.shape[3]:
-                wanted = f"Rotation {name} with {self.query.shape[3]} angles per token, as the query has"
-                fail(wanted, shape_of(x), "Queries and keys rotate the same dimensions.")
-        if self.key is None and self.key_magnitude is not None:
-            fail("no key magnitude with keys already rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
-        if self.width is not None:
-            require_int(self.width, "Rotation width", at_least=1)
-            turned = 2 * self.query.shape[3]
-            if turned > self.width:
-                fail(f"a Rotation of at most {self.width} dimensions", str(turned), "There is one angle per pair.")
-
-    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        require_width(q, self.width)
-        pairs = self.query.shape[-1]
-        for side, x, angles, magnitude in (
-            ("query", q, self.query, self.query_magnitude),
-            ("key", k, self.key, self.key_magnitude),
-        ):
-            if angles is None:
-                continue
-            wanted = ((1, q.shape[0]), (1, q.shape[1]), (x.shape[2],), (pairs,))
-            check_device(angles, f"Rotation {side} angles", q)
-            check_shape(angles, f"Rotation {side} angles", wanted)
-            if magnitude is not None:
-                check_device(magnitude, f"Rotation {side} magnitude", q)
-                check_shape(magnitude, f"Rotation {side} magnitude", wanted)
-        width = q.shape[3]
-        if 2 * pairs > width:
-            fail(f"at most {width // 2} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
-
-    def _turned(
-        self,
-        x: Tensor,
-        side: RotatedSide,
-        rotate: Callable[..., Tensor] | None = None,
-        into: RotationLayout | None = None,
-    ) -> Tensor:
-        """Queries or keys, rotated; by `rotate` if an engine has its own. `into`: see `core.rotation.turn`."""
-        if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
-            return turn(x, known, self.layout, into)
-        angles, magnitude = self._of(side)
-        return (rotate or plain_rotate)(x, angles, layout=self.layout, magnitude=magnitude)
-
-    def _of(self, side: RotatedSide) -> tuple[Tensor, float | Tensor]:
-        angles, own = (self.query, self.query_magnitude) if side == "query" else (self.key, self.key_magnitude)
-        assert angles is not None
-        return angles, self.magnitude if own is None else own * self.magnitude
-
-    @property
-    def _is_fixed(self) -> bool:
-        """Whether `fixed` marked it or the term it was cut from, and the cache may be used."""
-        return "_whole" in self.__dict__ and may_cache(self.query.device)
-
-    def _factors(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"] | None:
-        """The cached factors for `turn`, or None if the angles are not fixed. A part of a fixed term reads that term's
-        cache."""
-        if not self._is_fixed:
-            return None
-        whole, *cuts = self.__dict__["_whole"]
-        if whole is None:
-            side = "query" if self.key is self.query else side
-            made: Tensor = cached(self, (side, dtype), self.query.device, lambda: self._made(side, dtype))
-            return made
-        found: Tensor = whole._factors(side, dtype)
-        return found[..., cuts[side == "key"], :]
-
-    def _made(self, side: RotatedSide, dtype: torch.dtype) -> Complex[Tensor, "#B #H N P"]:
-        angles, magnitude = self._of(side)
-        return torch.complex((angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype))
-
-    @property
-    def turns_keys_by_head(self) -> bool:
-        """Whether keys are turned differently in each query head, so that grouped keys are no longer shared."""
-        return any(x is not None and x.shape[1] != 1 for x in (self.key, self.key_magnitude))
-
-    def narrow(self, queries: slice, keys: slice) -> Rotation:
-        def cut(x: Tensor | None, part: slice) -> Tensor | None:
-            return None if x is None else x[..., part, :]
-
-        narrowed = changed(
-            self,
-            query=self.query[..., queries, :],
-            key=cut(self.key, keys),
-            query_magnitude=cut(self.query_magnitude, queries),
-            key_magnitude=cut(self.key_magnitude, keys),
-        )
-        if self.__dict__.get("_whole") == (None,):
-            narrowed.__dict__["_whole"] = (self, queries, keys)
-        return narrowed
-
-
-def fixed(rotation: Rotation) -> Rotation:
-    """The rotation, marked as having angles that never change: it caches their cosines and sines."""
-    rotation.__dict__["_whole"] = (None,)  # parts refer to what they were cut from
-    return rotation
 
 
 @register("relpos.core.terms.QueryBias")
@@ -375,9 +230,9 @@ def content(
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B G M D"],
     rotate: Callable[..., Tensor] | None = None,
-) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B G M D"]]:
-    """`factor * (rotate(q) + u)` and `rotate(k)`, whose products are the content. Grouped keys may stay grouped if
-    every head rotates alike. An engine may bring its own `rotate`."""
+) -> tuple[Float[Tensor, "B H N W"], Float[Tensor, "B G M W"]]:
+    """`factor * (rotate(q) + u)` and `rotate(k)`, whose products are the content; W is D, or more where a rotation
+    `widens`. Grouped keys may stay grouped if every head rotates alike. An engine may bring its own `rotate`."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
@@ -385,6 +240,9 @@ def content(
         q = rotation._turned(q, "query", rotate, into)
         k = k if rotation.key is None else rotation._turned(k, "key", rotate, into)
     for term in terms.of(QueryBias):
+        if rotation is not None and rotation.widens > 1:
+            came = f"a QueryBias with {type(rotation).__name__}, which makes queries wider"
+            fail("one of the two", came, "Leave one of them out.")
         q = q + term.u[:, None, :].to(q.dtype)
     temperature = terms.one(QueryScale)
     if temperature is not None and temperature.meets_content:

@@ -112,10 +112,13 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
         bias, blank = _mask(call)
     call = call.rotated()
     q, k, v = call.q, call.k, call.v
+    width = v.shape[3]
+    if q.is_cpu and q.shape[3] > width:  # the kernel there that holds no scores takes one width
+        v = F.pad(v, (0, q.shape[3] - width))
     if call.terms.one(Sinks) is not None:  # one more key that scores the sink's logit and carries nothing
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     if bias is not None and bias.requires_grad and torch.is_grad_enabled() and learned_bias.serves(call):
-        output = learned_bias.attend(q, k, v, bias, None, call.scale)
+        output = learned_bias.attend(q, k, v[..., :width], bias, None, call.scale)
         return (output if blank is None else output.masked_fill(blank, 0)), None
     masked_on_cuda = bias is not None and q.is_cuda
     if bias is not None and masked_on_cuda and bias.is_floating_point():
@@ -134,6 +137,7 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
             enable_gqa=call.is_grouped,
         )
     output = first_derivative_only(output)
+    output = output if output.shape[3] == width else output[..., :width]
     return (output if blank is None else output.masked_fill(blank, 0)), None
 
 

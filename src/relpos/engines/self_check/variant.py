@@ -111,7 +111,7 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
     """The kind of a term and its properties that select kernels; None if no small call can be made for it."""
     if isinstance(term, LineBias):
         return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_layout(term.lines))
-    if isinstance(term, Rotation):
+    if isinstance(term, Rotation) and term.widens == 1:
         given = (term.query, term.key, term.query_magnitude, term.key_magnitude)
         shared = tuple(None if x is None else (_known(x.shape[0] == 1), _known(x.shape[1] == 1)) for x in given)
         return ("Rotation", term.layout, index(term.query.shape[3]), term.query.dtype, shared)

@@ -57,7 +57,9 @@ def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
 
 def _by_flash_kernel(call: Call) -> bool:
     """Whether PyTorch's kernel computes the forward of a call, once its rotation is applied."""
-    return cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
+    rotation = call.terms.one(Rotation)
+    same_width = rotation is None or rotation.widens == 1
+    return same_width and cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
 
 
 def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
@@ -118,7 +120,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
         seen = None if mask is None else mask.dense(stop - start, m, call.q.device)
-        bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
+        bias = sum(rule.scaled(rule(wide_q[:, :, rows], wide_k, seen, rows), call.scale) for rule in rules)
         assert isinstance(bias, Tensor)
         plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)

@@ -83,14 +83,16 @@ class Triton(Engine):
             return f"a CUDA device (q is on {q.device.type})"
         if q.device.type == "cuda" and limits.shared_memory(q.device) < limits.LEAST:
             return f"{limits.LEAST // 1024} KiB of shared memory per program, which GPUs have from Ampere on"
-        large = max(q.shape[3], call.v.shape[3]) > 128 or q.dtype == torch.float64
+        rotation = call.terms.one(Rotation)
+        widest = max(q.shape[3] * (1 if rotation is None else rotation.widens), call.v.shape[3])
+        large = widest > 128 or q.dtype == torch.float64
         if q.device.type == "cuda" and large and limits.shared_memory(q.device) < limits.AMPLE:
             return f"{limits.AMPLE // 1024} KiB of shared memory per program, which wide heads and float64 need"
         if not _INSTALLED:
             return "Triton, which is not installed"
         if (unknown := self.unknown(call)) is not None:
             return unknown
-        if max(q.shape[3], call.v.shape[3]) > _WIDEST:
+        if widest > _WIDEST:
             return f"head widths above {_WIDEST}"
         for part in () if mask is None else fields(mask):
             if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:

@@ -107,6 +107,8 @@ def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     for term in terms.of(LineBias):
         drawn += _bias(term, view, name)
     rotation = terms.one(Rotation)
+    if rotation is not None and any(rule.of_content for rule in terms.of(RowRule)):
+        return [*drawn, *_other(terms, view, name, of_states=False)]
     if rotation is not None:
         drawn += _rotation(Terms(rotation), rotation, view, name)
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
@@ -147,7 +149,7 @@ def _bias(term: LineBias, view: View, name: str) -> list[Strip]:
 def _rotation(terms: Terms, rotation: Rotation, view: View, name: str) -> list[Strip]:
     prefix = view.tokens.prefix
     score = f"{name}: score if one vector of length 1 is every query and key"
-    label = "score (1 without rotation)"
+    label = "score (1 without rotation)" if rotation.widens == 1 else "score"
     if view.query is not None:
         return [_row(_scores(terms, view, [view.query]), view, f"{score}, {view.chosen_name} and every key", label)]
     cosine = _numbers(rotation.query[0, :, prefix:].cos().mT)  # [1 or H, pairs, tokens]
