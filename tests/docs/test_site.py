@@ -30,7 +30,7 @@ def test_the_atlas_has_notes_of_every_mechanism_and_of_no_other() -> None:
     notes = tomllib.loads((WEBSITE / "atlas.toml").read_text(encoding="utf-8"))
     assert set(notes) == set(presets())
     for name, one in notes.items():
-        assert set(one) == {"used_by", "relatives", "pitfalls"}, name
+        assert set(one) == {"formula", "used_by", "relatives", "pitfalls"}, name
         assert one["pitfalls"], name
         assert set(one["relatives"]) <= set(presets()) - {name}, name
 

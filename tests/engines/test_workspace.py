@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import relpos
 from relpos.engines.streaming.workspace import Buffer, whole
 
 ROOM = 9
@@ -46,3 +47,17 @@ def test_a_tile_that_fits_is_not_cleared_whole(monkeypatch: pytest.MonkeyPatch) 
     for keys in (slice(0, 9), slice(1, 9), slice(0, 9)):
         buffer.skewed_in_zeros(1, 6, ROOM, 2, 1, keys)
     assert sum(cleared[1:]) == 6, "the first key's six rows, once"
+
+
+def test_what_stands_in_memory_does_not_reach_a_bfloat16_product() -> None:
+    """oneDNN on AMX reads beside rows of 33 and 200 numbers, and multiplies what is there by 0."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # new memory then holds NaN
+    try:
+        for keys in (33, 200):
+            q, k, v = (torch.randn(2, 2, n, 16, dtype=torch.bfloat16, requires_grad=True) for n in (33, keys, keys))
+            out = relpos.attention(q, k, v, backend="streaming")
+            for x in (out, *torch.autograd.grad(out.sum(), [q, k, v])):
+                assert not x.isnan().any()
+    finally:
+        torch.use_deterministic_algorithms(before)

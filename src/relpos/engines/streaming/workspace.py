@@ -119,5 +119,9 @@ class Workspace:
         self.bfloat16 = Buffer(torch.bfloat16, device)
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
-        """A bfloat16 copy."""
-        return self.bfloat16.rows(*x.shape).copy_(x)
+        """A bfloat16 copy, with zeros beside its rows: oneDNN of PyTorch 2.13 on AMX reads what stands there, times 0,
+        so that a NaN left in the memory would reach the product."""
+        view = self.bfloat16.rows(*x.shape)
+        beside = view.stride(1) - view.shape[2]
+        view.as_strided((*view.shape[:2], beside), view.stride(), view.storage_offset() + view.shape[2]).zero_()
+        return view.copy_(x)
