@@ -41,7 +41,7 @@ ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"
 COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
 NOT_COMPARED = (
-    "rotary_dinov3", "pope", "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend",
+    "pope", "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend",
     "dual_chunk",
 )  # fmt: skip
 """Mechanisms that no comparison in docs/ has yet."""
