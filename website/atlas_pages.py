@@ -42,7 +42,7 @@ NOTES = ROOT / "website" / "atlas.toml"
 COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
 NOT_COMPARED = (
     "rotary_dinov3", "pope", "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend",
-    "dual_chunk",
+    "dual_chunk", "graphormer",
 )  # fmt: skip
 """Mechanisms that no comparison in docs/ has yet."""
 MEASURED = {
