@@ -101,6 +101,7 @@ class PositionKind:
 _MODULES = (
     "t5",
     "boxes",
+    "udop",
     "disentangled",
     "decomposed",
     "slopes",

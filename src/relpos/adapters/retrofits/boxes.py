@@ -172,11 +172,6 @@ KINDS = (
                 "an extra bias depends on the sizes of two boxes, not on an offset",
             ),
             Refused(
-                "udop",
-                "transformers.models.udop.modeling_udop.UdopAttention",
-                "its stack adds the biases of text and boxes into one N x N tensor before the layers",
-            ),
-            Refused(
                 "phi4_multimodal",
                 "transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioRelativeAttentionBias",
                 "its model adds the bias into the mask before the layers see it",
