@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models import SMALL, Model, at_real, at_tokens, hf, padding, tokens
 from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.verification import _InFloat64
 
 ALIKE = frozenset({"alike"})
 
@@ -215,6 +216,32 @@ def _read(out: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return at_tokens(out[0], inputs["decoder_attention_mask"]), at_tokens(encoded, inputs["attention_mask"])
 
 
+class Wide(nn.Module):
+    """A module that takes scores to float32 and there hides some by the least number of float64, which fails."""
+
+    def __init__(self, published: nn.Module) -> None:
+        super().__init__()
+        self.published = published
+
+    def forward(self, **inputs: Any) -> Any:
+        """The published forward, in float64 throughout."""
+        with _InFloat64():
+            return self.published(**inputs)
+
+
+def _layoutlmv2(**more: Any) -> nn.Module:
+    """Its encoder alone: the model needs detectron2."""
+    return Wide(hf("layoutlmv2", "LayoutLMv2", "Encoder", **SMALL, **more))
+
+
+def _encoded_page() -> dict[str, Tensor]:
+    """What the model gives its encoder: a mask that is the least number where keys are hidden."""
+    page = _page()
+    hidden = (1.0 - page["attention_mask"][:, None, None].float()) * torch.finfo(torch.float32).min
+    x = torch.randn(3, 21, 32, generator=torch.Generator().manual_seed(0))
+    return {"hidden_states": x, "attention_mask": hidden, "bbox": page["bbox"], "position_ids": torch.arange(21)[None]}
+
+
 BOXES = ("rel_pos_bias.weight", "rel_pos_x_bias.weight", "rel_pos_y_bias.weight")
 
 MODELS = [
@@ -291,6 +318,21 @@ MODELS = [
         ALIKE,
     ),
     Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
+    Model(
+        "layoutlmv2 encoder",
+        _layoutlmv2,
+        _encoded_page,
+        lambda out, inputs: (at_tokens(out[0], inputs["attention_mask"][:, 0, 0] == 0),),
+        tables=BOXES,
+    ),
+    Model(
+        "layoutlmv2 encoder, q, k and v apart, text alone",
+        lambda: _layoutlmv2(fast_qkv=False, has_spatial_attention_bias=False),
+        _encoded_page,
+        lambda out, inputs: (at_tokens(out[0], inputs["attention_mask"][:, 0, 0] == 0),),
+        tables=BOXES[:1],
+        tags=ALIKE,
+    ),
     Model(
         "layoutlmv3, text alone",
         lambda: _layoutlmv3(has_spatial_attention_bias=False),

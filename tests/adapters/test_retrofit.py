@@ -99,7 +99,8 @@ def test_copies_and_short_calls(model: Model) -> None:
 CHECKPOINTED = [
     "t5", "umt5", "switch_transformers", "pix2struct", "mpnet", "udop", "deberta_v2", "deberta", "sew_d", "bloom",
     "mpt", "falcon", "layoutlmv3", "parakeet", "nemotron_asr_streaming", "wav2vec2_conformer", "seamless_m4t_v2",
-    "speecht5", "vits", "wavlm", "beit, one table for all layers", "data2vec-vision", "timm beit, both tables", "sam", "swin",
+    "speecht5", "vits", "wavlm", "beit, one table for all layers", "data2vec-vision", "timm beit, both tables", "sam",
+    "swin",
 ]  # fmt: skip
 """Those whose layers are handed masks or positions by an encoder, and two others: a verification checkpoints each."""
 

@@ -43,6 +43,8 @@ def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
         inputs = {name: ids}
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
+        if config.model_type == "udop":  # boxes as fractions of the page
+            inputs["bbox"] = torch.rand(batch, length, 4, generator=generator).to(device)
         return inputs
     if name == "input_features":
         width = next((getattr(config, key) for key in _FEATURES if getattr(config, key, None)), None)
