@@ -232,7 +232,7 @@ KINDS = (
             Refused(
                 "phi4_multimodal",
                 "transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioRelativeAttentionBias",
-                "its model adds the bias into the mask before the layers see it",
+                "it attends among at most 500 frames, and its model adds the bias to a mask before the layers see it",
             ),
         ),
     ),
