@@ -111,6 +111,12 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
+    "phi4 audio, 4 layers": (  # which published share one bias
+        lambda: imported("transformers.models.phi4_multimodal").Phi4MultimodalAudioModel(
+            imported("transformers").Phi4MultimodalAudioConfig(num_blocks=4, nemo_conv_channels=64)
+        ),
+        (1000, 2000, 4000),  # frames; the model attends among an eighth of them
+    ),
     "falcon, 1024 wide": (
         lambda: _transformers(
             "FalconConfig",

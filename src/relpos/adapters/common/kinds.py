@@ -109,6 +109,7 @@ _MODULES = (
     "parakeet",
     "shaw",
     "granite",
+    "phi4_audio",
     "gated_bias",
     "inkling",
     "windows",

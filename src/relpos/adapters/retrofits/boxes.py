@@ -229,11 +229,6 @@ KINDS = (
                 "transformers.models.pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2ReadingOrderEncoder",
                 "an extra bias depends on the sizes of two boxes, not on an offset",
             ),
-            Refused(
-                "phi4_multimodal",
-                "transformers.models.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioRelativeAttentionBias",
-                "it attends among at most 500 frames, and its model adds the bias to a mask before the layers see it",
-            ),
         ),
     ),
     PositionKind(
