@@ -97,6 +97,26 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (512, 1024, 2048),
     ),
+    "udop-base, encoder, 4 layers": (  # which published share one bias
+        lambda: _transformers(
+            "UdopConfig",
+            "UdopEncoderModel",
+            vocab_size=1000,
+            d_model=768,
+            d_ff=3072,
+            num_heads=12,
+            num_layers=4,
+            dropout_rate=0.0,
+            is_encoder_decoder=False,
+        ),
+        (512, 1024, 2048),
+    ),
+    "phi4 audio, 4 layers": (  # which published share one bias
+        lambda: imported("transformers.models.phi4_multimodal").Phi4MultimodalAudioModel(
+            imported("transformers").Phi4MultimodalAudioConfig(num_blocks=4, nemo_conv_channels=64)
+        ),
+        (1000, 2000, 4000),  # frames; the model attends among an eighth of them
+    ),
     "falcon, 1024 wide": (
         lambda: _transformers(
             "FalconConfig",

@@ -34,7 +34,7 @@ def link(name: str) -> str:
 
 def axes_in_words(preset: Preset) -> str:
     """What a mechanism is made for."""
-    words = {1: "sequences", 2: "images", 3: "video"}
+    words = {0: "graphs", 1: "sequences", 2: "images", 3: "video"}
     return ", ".join(words[axes] for axes in preset.token_axes)
 
 
@@ -99,7 +99,7 @@ Names joined with `+` are sums, of any of them; names joined with `~` are a sche
 <form class="filters">
 <label>kind <select id="atlas-kind"><option value="">all</option>{kinds}</select></label>
 <label>on <select id="atlas-axes"><option value="">all</option><option value="1">sequences</option>
-<option value="2">images</option><option value="3">video</option></select></label>
+<option value="2">images</option><option value="3">video</option><option value="0">graphs</option></select></label>
 <label>at other sizes <select id="atlas-rules"><option value="">all</option>{rules}</select></label>
 <label>search <input id="atlas-search" type="search" placeholder="name or rule"></label>
 </form>

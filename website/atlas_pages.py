@@ -41,8 +41,8 @@ ROOT = Path(__file__).parent.parent
 NOTES = ROOT / "website" / "atlas.toml"
 COSTS = ROOT / "benchmarks" / "results" / "mechanisms-cpu.json"
 NOT_COMPARED = (
-    "pope", "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend",
-    "dual_chunk",
+    "pope", "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend", "dual_chunk",
+    "graphormer",
 )  # fmt: skip
 """Mechanisms that no comparison in docs/ has yet."""
 MEASURED = {

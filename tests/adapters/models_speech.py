@@ -116,6 +116,24 @@ def _fastspeech2() -> nn.Module:
     return model
 
 
+# Clipped offsets
+
+
+def _phi4(**more: Any) -> nn.Module:
+    return hf(
+        "phi4_multimodal", "Phi4MultimodalAudio", hidden_size=32, intermediate_size=48, num_blocks=2,
+        num_attention_heads=4, ext_pw_out_channel=32, depthwise_separable_out_channel=32, input_size=16,
+        nemo_conv_channels=8, **{"bias_max_distance": 5} | more,
+    )  # fmt: skip
+
+
+_SOFT = frozenset({"no padding"})  # its mask is a number added to scores, 1 where a frame is seen
+
+
+def _frames(count: int, batch: int = 2) -> dict[str, Tensor]:
+    return {"hidden_states": sounds(batch, count, 16), "mask": padding(batch, count).bool()}
+
+
 # Shaw
 
 
@@ -200,6 +218,15 @@ ONE_TABLE = frozenset({"no head order"})
 WINDOWS = ONE_TABLE | {"windows"}
 
 MODELS = [
+    Model("phi4 audio", _phi4, lambda: _frames(200), tables=("bias_values.weight",), tags=_SOFT),
+    Model(
+        "phi4 audio, in pieces, symmetric, eager",
+        lambda: _phi4(bias_symmetric=True, bias_max_distance=500, attn_implementation="eager"),
+        lambda: _frames(4100, batch=1),  # published code fails on more
+        exact=1e-6,
+        tables=("bias_values.weight",),
+        tags=_SOFT | {"alike"},
+    ),
     Model("parakeet", _parakeet, _frames, _subsampled, tables=_BIASES),
     Model(
         "parakeet, eager",

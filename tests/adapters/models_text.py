@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models import SMALL, Model, at_real, at_tokens, hf, padding, tokens
 from relpos.adapters.common.libraries import imported
+from relpos.adapters.common.verification import _InFloat64
 
 ALIKE = frozenset({"alike"})
 
@@ -184,6 +185,63 @@ def _page() -> dict[str, Tensor]:
     return text() | {"bbox": torch.cat([corners, corners + torch.tensor([30, 10])], -1)}
 
 
+def _udop(part: str = "Model", **more: Any) -> nn.Module:
+    return hf("udop", "Udop", part, **T5, image_size=16, patch_size=4, max_2d_position_embeddings=64, **more)
+
+
+def _document() -> dict[str, Tensor]:
+    """Texts with boxes, as fractions of the page, and pictures, of which some patches have no text."""
+    chance = torch.Generator().manual_seed(0)
+    corners = torch.rand(3, 21, 2, generator=chance) * 0.9
+    boxes = torch.cat([corners, corners + 0.1], -1)
+    return _translation() | {"bbox": boxes, "pixel_values": torch.randn(3, 3, 16, 16, generator=chance)}
+
+
+def _prefixed() -> dict[str, Tensor]:
+    """Texts with boxes after a prefix, of which the boxes are negative."""
+    inputs = _document()
+    inputs["bbox"][0, :2] *= -1
+    return {name: inputs[name] for name in ("input_ids", "attention_mask", "bbox")}
+
+
+_PREFIXED = [
+    {"type": "1d", "relative_attention_num_buckets": 8, "prefix_bucket": True},
+    {"type": "horizontal", "relative_attention_num_buckets": 12, "prefix_bucket": True, "bidirectional": False},
+]
+
+
+def _read(out: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """At real tokens of the text; patches stand behind them."""
+    encoded = out.encoder_last_hidden_state[:, : inputs["input_ids"].shape[1]]
+    return at_tokens(out[0], inputs["decoder_attention_mask"]), at_tokens(encoded, inputs["attention_mask"])
+
+
+class Wide(nn.Module):
+    """A module that takes scores to float32 and there hides some by the least number of float64, which fails."""
+
+    def __init__(self, published: nn.Module) -> None:
+        super().__init__()
+        self.published = published
+
+    def forward(self, **inputs: Any) -> Any:
+        """The published forward, in float64 throughout."""
+        with _InFloat64():
+            return self.published(**inputs)
+
+
+def _layoutlmv2(**more: Any) -> nn.Module:
+    """Its encoder alone: the model needs detectron2."""
+    return Wide(hf("layoutlmv2", "LayoutLMv2", "Encoder", **SMALL, **more))
+
+
+def _encoded_page() -> dict[str, Tensor]:
+    """What the model gives its encoder: a mask that is the least number where keys are hidden."""
+    page = _page()
+    hidden = (1.0 - page["attention_mask"][:, None, None].float()) * torch.finfo(torch.float32).min
+    x = torch.randn(3, 21, 32, generator=torch.Generator().manual_seed(0))
+    return {"hidden_states": x, "attention_mask": hidden, "bbox": page["bbox"], "position_ids": torch.arange(21)[None]}
+
+
 BOXES = ("rel_pos_bias.weight", "rel_pos_x_bias.weight", "rel_pos_y_bias.weight")
 
 MODELS = [
@@ -249,7 +307,32 @@ MODELS = [
         ALIKE,
     ),
     Model("inkling2", inkling2, text, at_real, 1e-6, LOGITS),
+    Model("udop", lambda: _udop(use_cache=False), _document, _read, 1e-6, TABLES),
+    Model(
+        "udop encoder, eager, a prefix, few buckets",
+        lambda: _udop("EncoderModel", attn_implementation="eager", relative_bias_args=_PREFIXED),
+        _prefixed,
+        at_real,
+        1e-6,
+        TABLES,
+        ALIKE,
+    ),
     Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
+    Model(
+        "layoutlmv2 encoder",
+        _layoutlmv2,
+        _encoded_page,
+        lambda out, inputs: (at_tokens(out[0], inputs["attention_mask"][:, 0, 0] == 0),),
+        tables=BOXES,
+    ),
+    Model(
+        "layoutlmv2 encoder, q, k and v apart, text alone",
+        lambda: _layoutlmv2(fast_qkv=False, has_spatial_attention_bias=False),
+        _encoded_page,
+        lambda out, inputs: (at_tokens(out[0], inputs["attention_mask"][:, 0, 0] == 0),),
+        tables=BOXES[:1],
+        tags=ALIKE,
+    ),
     Model(
         "layoutlmv3, text alone",
         lambda: _layoutlmv3(has_spatial_attention_bias=False),

@@ -59,9 +59,9 @@ def _require_equal(got: Any, wanted: Any, weights: bool = True) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [
-    "t5", "umt5", "switch_transformers", "pix2struct", "mpnet", "layoutlmv3", "deberta", "deberta_v2", "sew_d", "sam",
-    "vitdet", "seggpt", "bloom", "mpt", "falcon", "wav2vec2_conformer", "seamless_m4t_v2", "wav2vec2_bert", "wavlm",
-    "speecht5", "vits", "granite_speech", "swin", "swinv2", "beit, both tables, eager, another resolution",
+    "t5", "umt5", "switch_transformers", "pix2struct", "mpnet", "udop", "layoutlmv3", "deberta", "deberta_v2", "sew_d",
+    "sam", "vitdet", "seggpt", "bloom", "mpt", "falcon", "wav2vec2_conformer", "seamless_m4t_v2", "wav2vec2_bert",
+    "wavlm", "speecht5", "vits", "granite_speech", "swin", "swinv2", "beit, both tables, eager, another resolution",
     "data2vec-vision, both tables, eager",
 ])  # fmt: skip
 def test_attention_weights_are_the_published_ones(name: str) -> None:
@@ -92,6 +92,7 @@ MASKS: dict[str, Callable[[Tensor], Tensor]] = {
     ("longt5", "eager", "decoder_attention_mask", 13),
     ("pix2struct", "sdpa", "attention_mask", 21),
     ("mpnet", "sdpa", "attention_mask", 21),
+    ("udop encoder, eager, a prefix, few buckets", "eager", "attention_mask", 21),
     ("layoutlmv3", "eager", "attention_mask", 21),
     ("deberta", "eager", "attention_mask", 21),
     ("deberta_v2, clipped", "eager", "attention_mask", 21),

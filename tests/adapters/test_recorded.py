@@ -24,7 +24,8 @@ pytestmark = [
 ]
 
 OF_EACH_KIND = [
-    "t5", "umt5", "mpnet", "layoutlmv3", "deberta_v2", "sam", "mvitv2", "bloom", "mpt", "falcon", "wav2vec2_conformer",
+    "t5", "umt5", "mpnet", "udop encoder, eager, a prefix, few buckets", "layoutlmv3",
+    "deberta_v2", "sam", "mvitv2", "bloom", "mpt", "falcon", "wav2vec2_conformer",
     "parakeet", "nemotron_asr_streaming", "wav2vec2_bert", "speecht5", "vits", "granite_speech", "granite_speech5",
     "wavlm", "swin", "timm swin_transformer", "beit", "data2vec-vision", "timm beit", "timm gcvit", "levit",
 ]  # fmt: skip

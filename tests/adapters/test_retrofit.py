@@ -19,7 +19,7 @@ from relpos.adapters.common import retrofitted
 from relpos.adapters.common.grids import cached_lines
 from relpos.adapters.common.kinds import path_of, verified_classes
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, published_class, route, swap
-from relpos.core import AxisVectors, DenseBias, Grid, LineBias, LineVectors, Terms
+from relpos.core import AxisVectors, DenseBias, Grid, IndexedBias, LineBias, LineVectors, Terms
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings(
@@ -97,9 +97,10 @@ def test_copies_and_short_calls(model: Model) -> None:
 
 
 CHECKPOINTED = [
-    "t5", "umt5", "switch_transformers", "pix2struct", "mpnet", "deberta_v2", "deberta", "sew_d", "bloom", "mpt",
-    "falcon", "layoutlmv3", "parakeet", "nemotron_asr_streaming", "wav2vec2_conformer", "seamless_m4t_v2", "speecht5",
-    "vits", "wavlm", "beit, one table for all layers", "data2vec-vision", "timm beit, both tables", "sam", "swin",
+    "t5", "umt5", "switch_transformers", "pix2struct", "mpnet", "udop", "deberta_v2", "deberta", "sew_d", "bloom",
+    "mpt", "falcon", "layoutlmv3", "parakeet", "nemotron_asr_streaming", "wav2vec2_conformer", "seamless_m4t_v2",
+    "speecht5", "vits", "wavlm", "beit, one table for all layers", "data2vec-vision", "timm beit, both tables", "sam",
+    "swin",
 ]  # fmt: skip
 """Those whose layers are handed masks or positions by an encoder, and two others: a verification checkpoints each."""
 
@@ -142,7 +143,7 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
     turned = lambda x: change(x.mT).mT  # noqa: E731
     changed: list[Any] = []
     for term in position:
-        if isinstance(term, LineBias):
+        if isinstance(term, LineBias | IndexedBias):
             term = replace(term, values=change(term.values))
         elif isinstance(term, AxisVectors):
             term = replace(term, vectors=tuple(map(turned, term.vectors)))

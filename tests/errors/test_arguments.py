@@ -82,6 +82,9 @@ LEAST: dict[str, dict[str, int]] = {
     "ForgetGate": {"num_heads": 1, "embed_dim": 1},
     "FlashAttention": {"block_size": 1},
     "GatedMlp": {"in_features": 1, "hidden_features": 1},
+    "Graph": {"prefix": 0},
+    "Graph.from_edges": {"nodes": 1, "prefix": 0},
+    "GraphormerBias": {"num_heads": 1, "max_distance": 0},
     "Grid": {"prefix": 0},
     "ImageRelativePosition": {"num_heads": 1, "head_dim": 1},
     "InklingBias": {"num_heads": 1, "embed_dim": 1, "width": 1, "extent": 1},
@@ -185,6 +188,7 @@ BOUNDS: dict[str, dict[str, tuple[str, str]]] = {
     "FactoredBias": STD,
     "ForgetGate": {**STD, "init_bias": ("of at least 0", "0.0 is the published one.")},
     "ImageRelativePosition": {**STD, "ratio": ("above 0", "The authors use 1.9 for products and 20 for distances.")},
+    "GraphormerBias": STD,
     "InklingBias": STD,
     "LanguageModel": {**MODEL, "embed_scale": ("above 0", "Llama's is 1.")},
     "LanguageModel.generate": {

@@ -17,6 +17,8 @@ from relpos import (
     FactoredBias,
     ForgetGate,
     FromStates,
+    Graph,
+    GraphormerBias,
     Grid,
     ImageRelativePosition,
     LearnedPositionEmbedding,
@@ -54,6 +56,7 @@ from relpos import (
 
 CELLS = Positions(zeros(6, 2).long(), low=(0, 0), high=(1, 2))
 BETWEEN = Positions(rand(6), low=0, high=1)
+NODES = Graph(zeros(3, 3).long())
 FOUR_AXES = Positions(zeros(6, 4).long(), low=(0,) * 4, high=(1,) * 4)
 LEARNED = LearnedPositionEmbedding(8, seq_len=6)
 LEARNED_GRID = LearnedPositionEmbedding(8, grid_size=(2, 3))
@@ -163,6 +166,16 @@ CASES: dict[str, list[Row]] = {
     ],
     "SelectiveRoPE": [
         (lambda: SelectiveRoPE(3, 8, 8), "num_heads to divide embed_dim; got 3 and 8. A state is normed by ..."),
+    ],
+    "GraphormerBias": [
+        (lambda: GraphormerBias(2).terms(NODES, Sequence(3)),
+         "keys that are the nodes of the queries' graph; got Graph(...) and Sequence(...). Leave out keys=."),
+        (lambda: GraphormerBias(2).terms(Sequence(3), NODES),
+         "keys that are the nodes of the queries' graph; got Sequence(...) and Graph(...). Leave out keys=."),
+        (lambda: GraphormerBias(2).terms(Graph(zeros(3, 3, device=META).long())),
+         "Graph distances on cpu; got meta. Move them to the device of the mechanism. ..."),
+        (lambda: T5Bias(2).terms(NODES),
+         "coordinates on axes (Sequence, Grid or Positions); got Graph(distances of shape (3, 3).... Use a ..."),
     ],
     "ForgetGate": [
         (lambda: ForgetGate(2, 8).terms(Sequence(6)),

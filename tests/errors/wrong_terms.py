@@ -10,6 +10,7 @@ from relpos import (
     AxisVectors,
     Blocks,
     DenseBias,
+    Graph,
     Grid,
     IndexedBias,
     LineBias,
@@ -58,6 +59,20 @@ CASES: dict[str, list[Row]] = {
     "DenseBias": [
         (lambda: DenseBias(ones(1, 1, 6, 6).bool()),
          "a floating-point DenseBias; got a tensor of shape (1, 1, 6, 6) and dtype bool. For a boolean mask use Mask."),
+    ],
+    "Graph": [
+        (lambda: Graph(zeros(3, 3)),
+         "integers as Graph distances; got ...(3, 3).... Count the edges between two nodes, -1 without a path."),
+        (lambda: Graph(zeros(3).long()),
+         "Graph distances to be a tensor with 2 or 3 dimensions; got ...(3,).... Reshape Graph distances before ..."),
+        (lambda: Graph(zeros(2, 3).long()),
+         "Graph distances of shape [N, N] or [B, N, N]; got ...(2, 3).... Give one row and one column per node."),
+        (lambda: lines(Graph(zeros(3, 3).long())),
+         "coordinates on axes (Sequence, Grid or Positions); got Graph(distances of shape (3, 3).... Use a ..."),
+        (lambda: Graph.from_edges(zeros(4, 2).long(), 3),
+         "edges as integers [2, E]; got ...(4, 2).... Give the nodes that edges leave, then those they reach."),
+        (lambda: Graph.from_edges(tensor([[0], [3]]), 3),
+         "edges between nodes 0 to 2; got 0 to 3. Number the nodes from 0."),
     ],
     "Grid": [
         (lambda: Grid(), "Grid to have at least one axis; got none. Write Grid(rows, columns)."),

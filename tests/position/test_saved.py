@@ -132,6 +132,7 @@ WITHOUT = [
     "decomposed",
     "factored_2d",
     "fox",
+    "graphormer",
     "inkling",
     "learned",
     "none",

@@ -18,6 +18,7 @@ from relpos.core.coordinates import (
 )
 from relpos.core.densify import contract, expand
 from relpos.core.gather import Rows, at_least_float32, lookup, read, segment_sum
+from relpos.core.graph import Graph
 from relpos.core.line import Kind, Layout, Lines, Offsets, Ramp, axis_lines, lines
 from relpos.core.mask import Mask, MaskLike
 from relpos.core.rotation import cosines, require_width, rotate
@@ -45,6 +46,7 @@ __all__ = [
     "Blocks",
     "Coordinates",
     "DenseBias",
+    "Graph",
     "Grid",
     "IndexedBias",
     "Kind",

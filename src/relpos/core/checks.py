@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos_command.visible import visible
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""The integers that all of PyTorch computes with."""
+
 
 def fail(expected: str, came: str, remedy: str) -> NoReturn:
     """Raise a `ValueError` that names what was expected, what came, and the remedy."""

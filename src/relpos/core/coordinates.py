@@ -1,4 +1,4 @@
-"""Where tokens are: sequences, grids, and anything irregular.
+"""Where tokens are: sequences, grids, and anything irregular; the nodes of a graph are in `graph.py`.
 
 Queries and keys each have coordinates of their own, so that cross-attention, decoding with a cache and sharding need no
 special case. `prefix` counts the tokens that come first and have no position in the sequence or grid (class token,
@@ -23,6 +23,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from relpos.core.checks import fail, is_dense, is_integer, require_fits, require_int, require_wide, shape_of
+from relpos.core.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,8 @@ class Positions:
         return self
 
 
-Coordinates = Sequence | Grid | Positions
-COORDINATES = (Sequence, Grid, Positions)
+Coordinates = Sequence | Grid | Positions | Graph
+COORDINATES = (Sequence, Grid, Positions, Graph)
 """The same for `isinstance`: Dynamo of torch 2.10 does not support a named union there."""
 
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from relpos.core.cache import cached
 from relpos.core.checks import broadcasts, consecutive, fail, require_device, require_int, require_tensor, shape_of
-from relpos.core.coordinates import Coordinates, Grid, Positions, require_coordinates
+from relpos.core.coordinates import Coordinates, Grid, Positions, Sequence, require_coordinates
 from relpos.core.tree import Movable, changed, register, static
 
 
@@ -237,7 +237,7 @@ def _narrow(line: Tensor, ramp: Ramp | None, part: slice) -> tuple[Tensor, Ramp 
 
 
 def _ramp(coordinates: Coordinates, strides: tuple[int, ...]) -> Ramp | None:
-    if isinstance(coordinates, Positions):
+    if not isinstance(coordinates, Sequence | Grid):
         return None
     sizes = coordinates.sizes if isinstance(coordinates, Grid) else (coordinates.length,)
     return Ramp(coordinates.prefix, sizes, strides)

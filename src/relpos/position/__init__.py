@@ -19,6 +19,7 @@ from relpos.position.decomposed import DecomposedPosition
 from relpos.position.factored import FactoredBias
 from relpos.position.fire import FIREBias
 from relpos.position.fox import ForgetGate
+from relpos.position.graphormer import GraphormerBias
 from relpos.position.inkling import InklingBias
 from relpos.position.irpe import ImageRelativePosition
 from relpos.position.kerple import Kerple
@@ -71,6 +72,7 @@ __all__ = [
     "FactoredBias",
     "ForgetGate",
     "FromStates",
+    "GraphormerBias",
     "ImageRelativePosition",
     "InklingBias",
     "Kerple",

@@ -38,11 +38,16 @@ def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
         channels = getattr(vision, "num_channels", 3)
         return {name: torch.randn(batch, channels, height, width, generator=generator).to(device)}
     assert length is not None
+    if config.model_type == "phi4_multimodal_audio":
+        frames = torch.randn(batch, length, config.input_size, generator=generator).to(device)
+        return {"hidden_states": frames, "mask": torch.ones(batch, length, dtype=torch.bool, device=device)}
     if name == "input_ids":
         ids = torch.randint(3, config.vocab_size, (batch, length), generator=generator).to(device)
         inputs = {name: ids}
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
+        if config.model_type == "udop":  # boxes as fractions of the page
+            inputs["bbox"] = torch.rand(batch, length, 4, generator=generator).to(device)
         return inputs
     if name == "input_features":
         width = next((getattr(config, key) for key in _FEATURES if getattr(config, key, None)), None)

@@ -8,6 +8,7 @@ function would get no mask and silently ignore padding.
     mask        None, or [B, M], True at real tokens             expanded to the published one for published layers
                 [B, 1, 1, M] of the model's own making           as it is
     bias        [1, H, 1, N + M - 1], one number an offset       relpos.attention
+                [1, H, 1, R] with what each pair reads of it     relpos.attention
                 anything else                                    the published attention function
 
 Layers pass a bias on as a plain tensor, since activation checkpointing tracks only tensors.
@@ -25,14 +26,20 @@ import torch
 from torch import Tensor, nn
 
 from relpos.adapters.common.recording import recorded
-from relpos.core import DenseBias, LineBias, Mask, Sequence, Terms, lines
+from relpos.core import DenseBias, IndexedBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import expand_regular
+from relpos.core.pair_table import read_pairs
+from relpos.core.tree import unchecked
 from relpos.engines import attention
 
 SERVED = ("sdpa", "eager")
 PREFIX = "relpos_"
 """Prefix of the names that our functions are registered under."""
+
+PAIRS = "relpos_pairs"
+"""The argument by which layers hand on what each pair reads of a bias: a list, empty or of one tensor `[1 or B, N, M]`
+of integers."""
 
 SELECTS = "_attn_implementation_internal"
 """The attribute of a configuration that selects the functions."""
@@ -167,6 +174,7 @@ def _attention(
     position_bias: Tensor | None = None,
     by_token: bool = False,
     relpos_states: Any = None,
+    relpos_pairs: Any = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours.
@@ -188,13 +196,16 @@ def _attention(
         given = {"causal": causal, "scale": scaling, "dropout": dropout, "states": relpos_states}
         out = attend_repositioned(query, key, value, attention_mask, **given)
         return out.transpose(1, 2), None
-    by_offset = position_bias is not None and is_by_offset(position_bias, queries, keys)
+    term: LineBias | IndexedBias | None = None
+    if position_bias is not None and relpos_pairs:
+        term = unchecked(IndexedBias, values=position_bias[0, :, 0], index=relpos_pairs[0])
+    elif position_bias is not None and is_by_offset(position_bias, queries, keys):
+        term = by_offset_term(position_bias, queries, keys)
     own_mask = attention_mask is None or attention_mask.dim() == 2
-    if by_offset and (own_mask or is_added_by_key(attention_mask)):
-        assert position_bias is not None
-        bias = Terms(by_offset_term(position_bias, queries, keys))
+    if term is not None and (own_mask or is_added_by_key(attention_mask)):
+        bias = Terms(term)
         if attention_mask is not None and not own_mask:  # it may hold numbers other than 0 and the dtype's minimum
-            bias, attention_mask = bias + DenseBias(attention_mask.to(position_bias.dtype)), None
+            bias, attention_mask = bias + DenseBias(attention_mask.to(term.values.dtype)), None
         attend: Any = getattr(module, "attend", attention)  # a retrofitted module counts its calls
         out = attend(
             query,
@@ -209,15 +220,14 @@ def _attention(
     if position_bias is not None and position_bias.shape[2:] == (1, 1):
         # a constant bias has no effect, but published functions treat a caller's mask differently if there is a bias
         position_bias = None if own_mask else position_bias.expand(-1, -1, queries, keys)
-    if by_offset:
-        assert position_bias is not None
+    if term is not None:
         warnings.warn(
             f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer, which expands its bias to "  # type: ignore[union-attr]
             "N x M numbers, as published. A mask of tokens, [batch, tokens], avoids that.",
             RuntimeWarning,
             stacklevel=2,
         )
-        position_bias = dense_by_offset(position_bias, queries, keys).to(query.dtype)
+        position_bias = _dense(term).to(query.dtype)
     return _published(own, module)(
         module,
         query,
@@ -304,7 +314,13 @@ def by_offset_term(bias: Tensor, queries: int, keys: int) -> LineBias:
 
 def dense_by_offset(bias: Tensor, queries: int, keys: int) -> Tensor:
     """A bias by offset as `[1, H, N, M]`."""
-    term = by_offset_term(bias, queries, keys)
+    return _dense(by_offset_term(bias, queries, keys))
+
+
+def _dense(term: LineBias | IndexedBias) -> Tensor:
+    """A bias as `[1 or B, H, N, M]`."""
+    if isinstance(term, IndexedBias):
+        return read_pairs(term.values, term.index)
     return expand_regular(term.values, term.lines)[None]
 
 

@@ -101,6 +101,7 @@ class PositionKind:
 _MODULES = (
     "t5",
     "boxes",
+    "udop",
     "disentangled",
     "decomposed",
     "slopes",
@@ -108,6 +109,7 @@ _MODULES = (
     "parakeet",
     "shaw",
     "granite",
+    "phi4_audio",
     "gated_bias",
     "inkling",
     "windows",

@@ -169,7 +169,7 @@ def _width(module: Any) -> int:
     return int(next(module.parameters()).shape[1])
 
 
-def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
+def run_attention(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Run a layer with a bias from an earlier layer, with its own if it has a table, and as cross-attention."""
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
@@ -256,7 +256,7 @@ KINDS = (
         ),
         verified=(
             *tuple(
-                Verified(class_path(architecture, name), _run, tables=("relative_attention_bias.weight",))
+                Verified(class_path(architecture, name), run_attention, tables=("relative_attention_bias.weight",))
                 for architecture, (name, _) in _LIKE_T5.items()
             ),
             Verified(_UMT5, _run_umt5, tables=("relative_attention_bias.weight",)),

@@ -10,12 +10,10 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from relpos.core.algebra import Keys, Queries, Term
-from relpos.core.checks import fail, known_value, require_device, require_tensor, require_wide, shape_of
+from relpos.core.checks import WHOLE, fail, known_value, require_device, require_tensor, require_wide, shape_of
 from relpos.core.pair_table import read_pairs
 from relpos.core.terms.fitting import check_device, check_heads, check_shape, heads_first
 from relpos.core.tree import changed, register
-
-_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @register("relpos.core.terms.IndexedBias")
@@ -52,7 +50,7 @@ class IndexedBias(Term):
         heads_first(self.values, "IndexedBias values", "R")
         require_wide(self.values, "IndexedBias values", "Half precision rounds close biases to one value.")
         require_tensor(self.index, "IndexedBias index", dims=3)
-        if self.index.dtype not in _WHOLE:
+        if self.index.dtype not in WHOLE:
             wanted = "integers as IndexedBias index"
             fail(wanted, shape_of(self.index), "Convert it with .long(); for a boolean mask use Mask.")
         require_device(self.index, "IndexedBias index", self.values.device, "Move it to the device of the values.")

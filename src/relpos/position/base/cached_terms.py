@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from relpos.core import Coordinates, Grid, Positions, Sequence, Terms, may_cache
+from relpos.core import Coordinates, Graph, Grid, Positions, Sequence, Terms, may_cache
 from relpos.core.private import hooks_on_saved_tensors, writes
 
 
@@ -112,7 +112,7 @@ def drop_terms_of_forward(attributes: dict[str, Any]) -> None:
 
 def _key_of(coordinates: Coordinates | None) -> Any:
     """A key for coordinates; None if their changes cannot be seen."""
-    if isinstance(coordinates, Positions):
-        values: Tensor = coordinates.values
+    if isinstance(coordinates, Positions | Graph):
+        values = coordinates.values if isinstance(coordinates, Positions) else coordinates.distances
         return None if values.is_inference() else (id(coordinates), writes(values))
     return (coordinates,) if coordinates is None or type(coordinates) in (Sequence, Grid) else None

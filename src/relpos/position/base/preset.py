@@ -43,7 +43,7 @@ class Preset:
         family: where position enters: "absolute" (on the tokens, or learned per position in the scores), "bias" (on the
             scores), "rotation" (of queries and keys), "vectors" (that queries or keys are multiplied by), "sum",
             "other" (a schedule).
-        token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video).
+        token_axes: the numbers of axes it makes sense on (1 sequences, 2 images, 3 video, 0 graphs).
         aliases: its other names.
         near: names of similar mechanisms, each with the difference, for the message to a person who types one.
         schedule: the presets of its entries if it is a schedule over layers.

@@ -33,7 +33,7 @@ OTHERS = (
     "rotary_mixed", "rotary_ntk", "rotary_yarn", "rotary_linear", "rotary_llama3", "rotary_dynamic_ntk",
     "rotary_multimodal", "shaw", "transformer_xl", "deberta", "cope", "irpe_product", "irpe_euclidean", "decomposed",
     "inkling", "rotary_dinov3", "cable", "carope", "selective_rope", "pope",
-    "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend", "dual_chunk",
+    "rotary_resonance", "rotary_clipped", "rotary_randomized", "rerope", "self_extend", "dual_chunk", "graphormer",
 )  # fmt: skip
 CHOICES = (
     ("full", "local", "sparse", "linear", "flash", "multi-query", "grouped-query"),
