@@ -87,7 +87,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: create("music", Sequence(4)),
          "the name of a position; got 'music'. The nearest is 'shaw': the vectors of Music Transformer differ ..."),
         (lambda: create("swin", Sequence(4)),
-         "tokens with 2 axes for relative_2d; got Sequence(length=4, start=0, prefix=0). Choose another: relpos ..."),
+         "tokens with 2 or 3 axes for relative_2d; got Sequence(length=4, start=0, prefix=0). Choose another: ..."),
         (lambda: create("fire+relative_2d", Sequence(4)),
          "positions for the same number of axes in a sum; got 'fire+relative_2d'. Choose another: relpos list ..."),
         (lambda: create("t5", (2, 3)),

@@ -12,14 +12,14 @@ It is then planned for itself.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import may_cache
+from relpos.core import Rotation, may_cache
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
 from relpos.core.visibility import hides_nothing
@@ -61,12 +61,14 @@ class Plan:
         scale: the factor on the content product.
         hides_tokens: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
         compute: what the engine does for these calls.
+        turns_values: whether a `Rotation` turns values, and the output back: engines turn queries and keys alone.
     """
 
     engine: Engine
     scale: float
     hides_tokens: bool
     compute: Compute
+    turns_values: bool = False
 
     def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
@@ -74,9 +76,16 @@ class Plan:
         if given.dropout > 0:
             call = call.seeded()
         if not given.autocast:
-            return self._compute(call)
+            return self._turn(call)
         with without_autocast(call.q.device):
+            return self._turn(call)
+
+    def _turn(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        rotation = call.terms.one(Rotation) if self.turns_values else None
+        if rotation is None:
             return self._compute(call)
+        output, lse = self._compute(replace(call, v=rotation.turn_values(call.v)))
+        return rotation.turn_back(output), lse
 
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
         if not self.hides_tokens:
@@ -100,7 +109,8 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
     compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
-    plan = Plan(engine, call.scale, hides_tokens, compute)
+    rotation = call.terms.one(Rotation)
+    plan = Plan(engine, call.scale, hides_tokens, compute, rotation is not None and rotation.values)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan
