@@ -110,6 +110,7 @@ _MODULES = (
     "granite",
     "gated_bias",
     "inkling",
+    "deepseek",
     "windows",
     "beit",
     "rel_pos",
