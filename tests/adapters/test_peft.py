@@ -30,10 +30,10 @@ def _inside(model: nn.Module) -> list[str]:
     found = set()
     for name, module in model.named_modules():
         if path_of(type(module)) in replaced_classes():
-            parts = (
-                part for part, one in module.named_modules(prefix=name) if isinstance(one, nn.Linear | nn.Embedding)
-            )
-            found.update(parts)
+            for part, one in module.named_modules(prefix=name):
+                grouped = type(one).__name__ == "DeepseekV4GroupedLinear"  # LoRA adds another shape to it
+                if isinstance(one, nn.Linear | nn.Embedding) and not grouped:
+                    found.add(part)
     assert found
     return sorted(found)
 
