@@ -262,6 +262,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": imported("transformers").__version__,
         "timm": imported("timm").__version__,
+        "torchvision": imported("torchvision").__version__.partition("+")[0],
         "python": platform.python_version(),
     }
     wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]

@@ -16,11 +16,12 @@ from relpos.adapters.common.kinds import path_of, replaced_classes
 from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
-CONVOLVED = ("efficientformer_v2", "bottleneck")
+WITHOUT = ("efficientformer_v2", "bottleneck", "torchvision")
 LINEAR = [
-    name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in CONVOLVED)
+    name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in WITHOUT)
 ]
-"""Models whose attention has a linear layer; the others' is made of convolutions."""
+"""Models whose attention calls a linear layer; the others' is made of convolutions, or reads the weights of a layer
+(torchvision), which an adapter leaves alone."""
 VERIFIED = ("t5 encoder, eager", "deberta_v2", "wavlm", "beit", "swin", "sam")
 """Those that have adapters before the retrofit; the others have them after it."""
 

@@ -93,7 +93,5 @@ def test_other_masks_run_as_published(pair: tuple[Any, Any], how: str, calls: li
 
 
 def test_a_model_of_compressed_layers_alone_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"Attention: a compressed layer.*, chosen by content; DeepseekV4HCA"
-    ):
+    with pytest.raises(ValueError, match=r"Attention: a compressed layer.*, chosen by content; DeepseekV4HCA"):
         relpos.retrofit(deepseek(CSA, HCA))
