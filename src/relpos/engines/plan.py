@@ -76,24 +76,24 @@ class Plan:
         if given.dropout > 0:
             call = call.seeded()
         if not given.autocast:
-            return self._turn(call)
-        with without_autocast(call.q.device):
-            return self._turn(call)
-
-    def _turn(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        rotation = call.terms.one(Rotation) if self.turns_values else None
-        if rotation is None:
             return self._compute(call)
-        output, lse = self._compute(replace(call, v=rotation.turn_values(call.v)))
-        return rotation.turn_back(output), lse
+        with without_autocast(call.q.device):
+            return self._compute(call)
 
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
         if not self.hides_tokens:
-            return self.compute(call)
+            return self._turned(call, self.compute)
         shown = without_unseen(call)
         if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
-            return self.engine.run(shown)
-        return self.compute(shown)
+            return self._turned(shown, self.engine.run)
+        return self._turned(shown, self.compute)
+
+    def _turned(self, call: Call, compute: Compute) -> tuple[Tensor, Tensor | None]:
+        rotation = call.terms.one(Rotation) if self.turns_values else None
+        if rotation is None:
+            return compute(call)
+        output, lse = compute(replace(call, v=rotation.turn_values(call.v)))
+        return rotation.turn_back(output), lse
 
 
 def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
