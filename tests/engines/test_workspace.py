@@ -1,4 +1,4 @@
-"""The buffer around a skewed tile holds zeros, whatever was in it before."""
+"""Zeros around a skewed tile and between the rows of a bfloat16 copy, whatever was in a buffer before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relpos.engines.streaming.workspace import Buffer, whole
+from relpos.engines.streaming.workspace import Buffer, Workspace, whole
 
 ROOM = 9
 
@@ -46,3 +46,12 @@ def test_a_tile_that_fits_is_not_cleared_whole(monkeypatch: pytest.MonkeyPatch) 
     for keys in (slice(0, 9), slice(1, 9), slice(0, 9)):
         buffer.skewed_in_zeros(1, 6, ROOM, 2, 1, keys)
     assert sum(cleared[1:]) == 6, "the first key's six rows, once"
+
+
+def test_no_number_that_was_left_follows_a_row_of_a_bfloat16_copy() -> None:
+    """PyTorch's product on a CPU with AMX reads it, and NaN comes of it."""
+    workspace = Workspace(torch.float32, torch.device("cpu"))
+    workspace.bfloat16.store = torch.full((2 * 3 * 16,), torch.nan, dtype=torch.bfloat16)
+    copy = workspace.rounded(torch.ones(2, 3, 7))
+    assert copy.stride() == (48, 16, 1)
+    assert torch.equal(copy.as_strided((2, 3, 16), copy.stride()).sum(-1), torch.full((2, 3), 7.0).bfloat16())

@@ -119,5 +119,9 @@ class Workspace:
         self.bfloat16 = Buffer(torch.bfloat16, device)
 
     def rounded(self, x: Float[Tensor, "g n m"]) -> Float[Tensor, "g n m"]:
-        """A bfloat16 copy."""
-        return self.bfloat16.rows(*x.shape).copy_(x)
+        """A bfloat16 copy, with zeros between its rows: a product by AMX (PyTorch 2.13) also reads what follows a row,
+        and 0 times NaN is NaN."""
+        copy = self.bfloat16.rows(*x.shape).copy_(x)
+        width = copy.stride(1) - x.shape[2]
+        copy.as_strided((*x.shape[:2], width), copy.stride(), x.shape[2]).zero_()
+        return copy
