@@ -196,6 +196,26 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         )
         for name, kind in (("full", "hybrid"), ("sliding", "hybrid_sliding"))
     },
+    "deepseek_v4, 1024 wide, sliding": (
+        lambda: _transformers(
+            "DeepseekV4Config",
+            "DeepseekV4Model",
+            vocab_size=1000,
+            hidden_size=1024,
+            moe_intermediate_size=1024,
+            num_hidden_layers=1,
+            layer_types=["sliding_attention"],
+            num_attention_heads=16,
+            head_dim=128,
+            qk_rope_head_dim=64,
+            q_lora_rank=512,
+            o_lora_rank=256,
+            n_routed_experts=2,
+            num_experts_per_tok=1,
+            use_cache=False,
+        ),
+        (512, 1024, 2048),
+    ),
     "layoutlmv3-base, dropout 0.1": (
         lambda: _transformers(
             "LayoutLMv3Config",
@@ -262,6 +282,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": imported("transformers").__version__,
         "timm": imported("timm").__version__,
+        "torchvision": imported("torchvision").__version__.partition("+")[0],
         "python": platform.python_version(),
     }
     wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]

@@ -67,6 +67,25 @@ def _timm_swin(file: str, kind: str) -> Any:
     return lambda: timm(file, kind, img_size=32, **settings)
 
 
+def _torchvision(version: int) -> nn.Module:
+    """Swin of torchvision: of two stages, whose second has one window, so that nothing is shifted."""
+    library = imported("torchvision.models.swin_transformer")
+    sizes = {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "stochastic_depth_prob": 0.0, "num_classes": 5}
+    if version == 3:
+        video = imported("torchvision.models.video.swin_transformer")
+        made: nn.Module = video.SwinTransformer3d(patch_size=[2, 4, 4], window_size=[2, 3, 3], **sizes)
+    elif version == 2:
+        parts = {"block": library.SwinTransformerBlockV2, "downsample_layer": library.PatchMergingV2}
+        made = library.SwinTransformer(patch_size=[4, 4], window_size=[4, 3], **sizes, **parts)
+    else:
+        made = library.SwinTransformer(patch_size=[4, 4], window_size=[4, 3], **sizes)
+    return made
+
+
+def _video() -> Tensor:
+    return images(2 * 6, 20).unflatten(0, (2, 6)).transpose(1, 2)
+
+
 # BEiT
 
 
@@ -236,6 +255,9 @@ MODELS = [
     Model("clap", _clap, _clap_inputs, tables=TABLES, tags=WINDOWS | ALIKE),
     _hf("swinv2", _swin("swinv2", "Swinv2"), 32, WINDOWS),
     _hf("swin2sr", _swin("swin2sr", "Swin2SR", image_size=8, patch_size=1), 8, WINDOWS | ALIKE),
+    _timm("torchvision swin", partial(_torchvision, 1), (28, 36), WINDOWS),
+    _timm("torchvision swin_v2", partial(_torchvision, 2), (28, 36), WINDOWS, ("cpb_mlp.2.weight",)),
+    Model("torchvision swin3d", partial(_torchvision, 3), _video, first, tables=TABLES, tags=WINDOWS),
     _timm("timm swin_transformer", _timm_swin("swin_transformer", "SwinTransformer"), 32, WINDOWS),
     _timm("timm swin_transformer_v2", _timm_swin("swin_transformer_v2", "SwinTransformerV2"), 32, WINDOWS | ALIKE),
     _timm("timm swin_transformer_v2_cr", _timm_swin("swin_transformer_v2_cr", "SwinTransformerV2Cr"), 32, WINDOWS),

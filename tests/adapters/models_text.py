@@ -170,6 +170,31 @@ def inkling2(part: str = "Model", **more: Any) -> nn.Module:
     return model
 
 
+# Rotated values
+
+
+def deepseek(*layer_types: str, part: str = "Model", **more: Any) -> nn.Module:
+    """DeepSeek V4 with layers of these types, by default two sliding ones, and a linear layer in place of experts."""
+    kinds = list(layer_types) or ["sliding_attention"] * 2
+    settings = {
+        "vocab_size": 99, "hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": len(kinds),
+        "layer_types": kinds, "num_attention_heads": 4, "head_dim": 12, "partial_rotary_factor": 1 / 3,
+        "q_lora_rank": 16, "n_routed_experts": 2, "num_experts_per_tok": 1, "hc_mult": 2,
+        "sliding_window": 7, "o_groups": 2, "o_lora_rank": 8, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 2,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "max_position_embeddings": 64, "use_cache": False,
+    }  # fmt: skip
+    model = hf("deepseek_v4", "DeepseekV4", part, **settings | more)
+    for layer in model.get_submodule("layers" if part == "Model" else "model.layers").children():
+        layer.mlp = _Mlp(32, 32)
+    return model
+
+
+class _Mlp(nn.Linear):
+    def forward(self, x: Tensor, input_ids: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
 # Boxes
 
 
@@ -317,6 +342,7 @@ MODELS = [
         TABLES,
         ALIKE,
     ),
+    Model("deepseek_v4", deepseek, text, at_real, 1e-6, ("sinks",), frozenset({"no sign"})),
     Model("layoutlmv3", _layoutlmv3, _page, at_real, tables=BOXES),
     Model(
         "layoutlmv2 encoder",

@@ -171,7 +171,7 @@ def folders(tmp_path: Path) -> Path:
         ("t5", "own", "text", r"that continues a text; got hf:.*, a t5, which maps .* Pass datasets"),
         ("gpt2", "own", "pairs", r"images or a text file for hf:.*; got datasets of another"),
         ("gpt2", "own", "digits", r"a model for images, as AutoModelForImage.*; got hf:.*, a gpt2\."),
-        ("gpt2", "relative_2d", "text", r"which have 1; got 'relative_2d', which is for 2\."),
+        ("gpt2", "relative_2d", "text", r"which have 1; got 'relative_2d', which is for 2 or 3\."),
         ("strange", "own", "text", r"a model_type that transformers knows .*; got 'abacus'\."),
         ("broken", "own", "text", r"expected JSON in .*config\.json; got "),
         ("timm:", "own", "text", r"expected timm:NAME or hf:FOLDER; got 'timm:'\."),

@@ -16,11 +16,12 @@ from relpos.adapters.common.kinds import path_of, replaced_classes
 from relpos.adapters.common.libraries import imported
 
 FAST_CASES = 3  # of each of its tests, in the fast part
-CONVOLVED = ("efficientformer_v2", "bottleneck")
+WITHOUT = ("efficientformer_v2", "bottleneck", "torchvision")
 LINEAR = [
-    name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in CONVOLVED)
+    name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in WITHOUT)
 ]
-"""Models whose attention has a linear layer; the others' is made of convolutions."""
+"""Models whose attention calls a linear layer; the others' is made of convolutions, or reads the weights of a layer
+(torchvision), which an adapter leaves alone."""
 VERIFIED = ("t5 encoder, eager", "deberta_v2", "wavlm", "beit", "swin", "sam")
 """Those that have adapters before the retrofit; the others have them after it."""
 
@@ -30,10 +31,10 @@ def _inside(model: nn.Module) -> list[str]:
     found = set()
     for name, module in model.named_modules():
         if path_of(type(module)) in replaced_classes():
-            parts = (
-                part for part, one in module.named_modules(prefix=name) if isinstance(one, nn.Linear | nn.Embedding)
-            )
-            found.update(parts)
+            for part, one in module.named_modules(prefix=name):
+                grouped = type(one).__name__ == "DeepseekV4GroupedLinear"  # LoRA adds another shape to it
+                if isinstance(one, nn.Linear | nn.Embedding) and not grouped:
+                    found.add(part)
     assert found
     return sorted(found)
 

@@ -19,7 +19,7 @@ from relpos.adapters.common import retrofitted
 from relpos.adapters.common.grids import cached_lines
 from relpos.adapters.common.kinds import path_of, verified_classes
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, published_class, route, swap
-from relpos.core import AxisVectors, DenseBias, Grid, IndexedBias, LineBias, LineVectors, Terms
+from relpos.core import AxisVectors, DenseBias, Grid, IndexedBias, LineBias, LineVectors, Sinks, Terms
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings(
@@ -149,6 +149,8 @@ def _damaged(position: Any, change: Callable[[Tensor], Tensor]) -> Any:
             term = replace(term, vectors=tuple(map(turned, term.vectors)))
         elif isinstance(term, LineVectors):
             term = replace(term, vectors=turned(term.vectors))
+        elif isinstance(term, Sinks):
+            term = replace(term, logits=change(term.logits))
         changed.append(term)
     return Terms(*changed)
 

@@ -150,7 +150,8 @@ def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_model_of_the_tests_has_a_row_and_every_row_a_model() -> None:
     rows = {one.architecture for kind in kinds() for one in kind.replaced}
-    shown = {name.split(",")[0].removeprefix("timm ").removesuffix(" encoder") for name in models()}
+    named = (name.split(",")[0].removesuffix(" encoder") for name in models())
+    shown = {name.removeprefix("timm ").removeprefix("torchvision ") for name in named}
     assert shown == rows
 
 

@@ -33,6 +33,7 @@ PUBLISHED = {
         "timm Swin WindowAttention",
         "timm resize_rel_pos_bias_table_simple",
         "timm resize_rel_pos_bias_table, geometric",
+        "torchvision ShiftedWindowAttention3d",
     ),
     "rotary_1d": (
         "transformers GPTJAttention",

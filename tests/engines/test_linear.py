@@ -11,7 +11,7 @@ from engine_steps import Sizes, with_gradients
 from torch import Tensor
 
 from covering import pairwise
-from relpos import ALiBi, LinearAttention, RotaryEmbedding, Sequence, XPos, linear_attention
+from relpos import ALiBi, LinearAttention, RotaryEmbedding, Rotation, Sequence, XPos, linear_attention
 from relpos.layers.variants import retention_decay
 from relpos.testing import oracle
 
@@ -146,6 +146,10 @@ def test_nothing_and_weights_of_nothing() -> None:
         (
             N, {"position": ALiBi(H).terms(Sequence(N))},
             NotImplementedError, "got LineBias, which linear attention lacks",
+        ),
+        (
+            N, {"position": Rotation(torch.zeros(1, 1, N, 2), None, "half", values=True)},
+            NotImplementedError, "got a Rotation of values, which linear attention lacks",
         ),
     ],
 )  # fmt: skip

@@ -161,6 +161,20 @@ def cached(q: Tensor, k: Tensor, v: Tensor, query: Tensor, u: Tensor) -> tuple[T
     return oracle.attention(oracle.rotate(q, query, "half") + u[:, None], k, v)
 
 
+def turned_values(layout: str, start: int, *, keys: bool = True) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Keys and values turned, the output turned back; `keys=False`: k and v come so."""
+
+    def turn(x: Tensor, angles: Tensor) -> Tensor:
+        return torch.cat([x[..., :start], oracle.rotate(x[..., start:], angles, layout)], dim=-1)
+
+    def meaning(q: Tensor, k: Tensor, v: Tensor, *angles: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (turn(x, angles[1]) for x in (k, v)) if keys else (k, v)
+        out, lse = oracle.attention(turn(q, angles[0]), k, v)
+        return turn(out, -angles[0]), lse
+
+    return meaning
+
+
 def rule(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) -> Tensor:
     place = torch.arange(rows.start, rows.stop).to(q.dtype)
     return weight.to(q.dtype)[:, None, None] * (q.sum(-1) + place)[..., None] * k.sum(-1)[..., None, :]
@@ -223,6 +237,28 @@ CASES: dict[str, Case] = {
     "LineBias with prefix": Case([(H, PREFIXED.length)], lambda x: LineBias(x, PREFIXED), line_bias(PREFIXED.index())),
     "LineBias, batched": Case([(H, SHUFFLED.length)], lambda x: LineBias(x, SHUFFLED), line_bias(SHUFFLED.index())),
     "Rotation": Case([(1, 1, N, 2), (1, 1, M, 2)], lambda a, b: Rotation(a, b, "half"), rotated),
+    "Rotation of trailing dimensions": Case(
+        [(1, 1, N, 1), (B, H, M, 1)],
+        lambda a, b: Rotation(a, b, "half", start=2),
+        lambda q, k, v, a, b: oracle.attention(
+            *(torch.cat([x[..., :2], oracle.rotate(x[..., 2:], y, "half")], dim=-1) for x, y in ((q, a), (k, b))), v
+        ),
+    ),
+    "Rotation of values": Case(
+        [(1, 1, N, 1), (1, 1, M, 1)],
+        lambda a, b: Rotation(a, b, "interleaved", start=1, values=True),
+        turned_values("interleaved", 1),
+        groups=1,
+        values=5,
+    ),
+    "Rotation of values by head": Case(
+        [(B, H, N, 2), (1, H, M, 2)], lambda a, b: Rotation(a, b, "half", values=True), turned_values("half", 0)
+    ),
+    "Rotation of values, rotated cache": Case(
+        [(1, 1, N, 1)],
+        lambda a: Rotation(a, None, "interleaved", start=2, values=True),
+        turned_values("interleaved", 2, keys=False),
+    ),
     "Rotation by head": Case(
         [(B, H, N, 1), (1, H, M, 1)], lambda a, b: Rotation(a, b, "half"), rotated_by_head, groups=1
     ),

@@ -303,7 +303,7 @@ CHOICES: list[tuple[str, str, str, str]] = [
     ("MultimodalRotary", "order", "'blocked', 'interleaved'", "Qwen2-VL's is 'blocked', Qwen3-VL's ..."),
     ("MultimodalRotary", *LAYOUT),
     ("QueryScale", "on", "'content', 'scores'", 'Biases are multiplied too on "scores".'),
-    ("RelativePositionBias", "bias_type", "'1d', '2d'", "Choose one of them for bias_type."),
+    ("RelativePositionBias", "bias_type", "'1d', '2d', '3d'", "Choose one of them for bias_type."),
     ("RelativePositionBias", *BEYOND),
     ("RotaryDINOv3", "normalize", "'separate', 'min', 'max'", "The published models have 'separate'."),
     ("RotaryDINOv3", *LAYOUT),

@@ -292,7 +292,7 @@ CASES: dict[str, list[Row]] = {
     "replace_position": [
         (lambda: replace_position("t5", "t5"), "a model, an nn.Module; got str 't5'. Pass the model itself."),
         (lambda: replace_position(torch.nn.MultiheadAttention(8, 2), "relative_2d", coordinates=Sequence(5)),
-         "...which have 1; got 'relative_2d', which is for 2. Choose another: relpos list positions."),
+         "...which have 1; got 'relative_2d', which is for 2 or 3. Choose another: relpos list positions."),
     ],
     "restore": [
         (lambda: restore("t5"), "a model, an nn.Module; got str 't5'. Pass the model itself."),

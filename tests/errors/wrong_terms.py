@@ -283,6 +283,10 @@ CASES: dict[str, list[Row]] = {
          "Rotation key with 4 angles per token, as the query has; got ...(1, 1, 6, 3)... Queries and keys rotate ..."),
         (lambda: Rotation(ANGLES, None, layout="half", key_magnitude=ones(1, 1, 6, 4)),
          "no key magnitude with keys already rotated; got a tensor of shape (1, 1, 6, 4).... Apply it with rotate()."),
+        (lambda: Rotation(ANGLES, None, layout="half", magnitude=1.5, values=True),
+         "no magnitude in a Rotation of values; got one. It is defined for q and k alone: leave one out."),
+        (lambda: Rotation(ANGLES, None, layout="half", width=8, start=2),
+         "a Rotation of at most 8 dimensions; got 10. There is one angle per pair."),
     ],
     "RowRule": [
         (lambda: RowRule("rule"),

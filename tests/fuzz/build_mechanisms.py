@@ -79,7 +79,12 @@ class MechanismBuilder(TermBuilder):
             case core.Rotation():
                 named = ("query", "key", "query_magnitude", "key_magnitude")
                 entry: dict[str, Any] = {name: self._name(getattr(term, name)) for name in named}
-                entries.append(("rotation", {**entry, "layout": term.layout, "magnitude": term.magnitude}))
+                entries.append(
+                    (
+                        "rotation",
+                        {**entry, **{one: getattr(term, one) for one in ("layout", "magnitude", "start", "values")}},
+                    )
+                )
             case core.QueryBias(u=u):
                 entries.append(("query_bias", {"u": self._name(u)}))
             case core.LineVectors():

@@ -58,6 +58,8 @@ class TermBuilder(Numbers):
         dtype = getattr(torch, options.get("dtype", str(wide).removeprefix("torch.")))
         heads = self._heads(part)
         entry: dict[str, Any] = {"layout": options["layout"], "magnitude": options.get("magnitude", 1.0)}
+        slices = {"start": options.get("start", 0), "values": options.get("values", False)}
+        entry |= slices
         made: dict[str, Tensor | None] = {}
         for side, count in (("query", n), ("key", m)):
             own = heads if options.get(f"{side}_heads", True) else 1
@@ -70,7 +72,7 @@ class TermBuilder(Numbers):
                     made[name] = self.floats(full, shape, 3.0 if name == side else 0.5, dtype)
                     entry[name] = full
         self.entries.append(("rotation", entry))
-        return [core.Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"])]  # type: ignore[arg-type]
+        return [core.Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"], **slices)]  # type: ignore[arg-type]
 
     def _querybias(self, part: Part) -> list[core.Term]:
         u = self.floats(f"{part.name}.u", (self._heads(part), self.call.width), dtype=self._dtype(part))

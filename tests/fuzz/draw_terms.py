@@ -35,7 +35,7 @@ class TermChoices(Chance):
 
     def with_newer(self, call: Described, known: tuple[Part, ...]) -> tuple[Part, ...]:
         """The terms with kinds and options that came later: a factor and a sink of each query, a mechanism that is made
-        from hidden states, and a bias by an index of each pair."""
+        from hidden states, a bias by an index of each pair, and rotations of trailing dimensions and of values."""
         chance = self.newer
         found = []
         for part in known:
@@ -55,7 +55,19 @@ class TermChoices(Chance):
             options = {"batched": chance.random() < 0.5, "heads": chance.random() < 0.7}
             options |= {"rows": chance.choice((1, 3, 40)), "index_dtype": chance.choice(("uint8", "int16", "int64"))}
             found.append(Part("IndexedBias", "t7", options))
-        return tuple(found)
+        return tuple(self._turning(call, part) if part.kind == "Rotation" else part for part in found)
+
+    def _turning(self, call: Described, part: Part) -> Part:
+        """A rotation of a slice that does not start at 0, or of values too."""
+        options = part.options
+        room = call.width - 2 * options["pairs"]
+        more: Options = {"start": self.newer.randint(1, room)} if room and self.newer.random() < 0.4 else {}
+        sized = "magnitude" in options or "magnitudes" in options
+        by_head = call.groups != call.heads and options.get("heads", True) and options.get("key_heads", True)
+        wide = more.get("start", 0) + 2 * options["pairs"] <= call.value_width
+        if wide and not sized and not by_head and self.newer.random() < 0.6:
+            more["values"] = True
+        return Part(part.kind, part.name, options | more)
 
     def _term(self, call: Described, name: str, known: list[Part]) -> Part | None:
         lined, (n, m) = call.queries.kind != "nowhere", call.counts

@@ -105,6 +105,12 @@ def _turn(x: Tensor, angles: Tensor, layout: str, size: Tensor | float, absolute
     return torch.cat([turned, x[..., 2 * pairs :].expand(*turned.shape[:-1], -1)], -1)
 
 
+def _turn_part(x: Tensor, angles: Tensor, entry: dict[str, Any], size: Tensor | float, absolute: bool) -> Tensor:
+    """`_turn` from the rotation's first dimension on."""
+    turned = _turn(x[..., entry["start"] :], angles, entry["layout"], size, absolute)
+    return torch.cat([x[..., : entry["start"]].expand(*turned.shape[:-1], -1), turned], -1)
+
+
 def _with_zeros(vectors: Tensor) -> Tensor:
     return torch.cat([vectors, vectors.new_zeros(vectors.shape[0], 1, vectors.shape[2])], 1)
 
@@ -150,9 +156,9 @@ class Evaluation:
                     continue
                 own = entry["magnitude"] if size is None else size * entry["magnitude"]
                 if side == "query":
-                    q = _turn(q, angles, entry["layout"], own, absolute)
+                    q = _turn_part(q, angles, entry, own, absolute)
                 else:
-                    k = _turn(k, angles, entry["layout"], own, absolute)
+                    k = _turn_part(k, angles, entry, own, absolute)
         for entry in self.kinds("query_bias"):
             q = q + self.numbers[entry["u"]][:, None, :]
         factors = [(self.numbers[entry["factor"]][..., None], entry["on"]) for entry in self.kinds("query_scale")]
@@ -210,13 +216,19 @@ class Evaluation:
 
     def carried(self, weights: Tensor) -> Tensor:
         """The output under some weights, `[B, H, N, V]`."""
-        out = weights @ self.v
+        v, turns = self.v, [entry for entry in self.kinds("rotation") if entry["values"]]
+        for entry in turns:
+            if (angles := self.of(entry, "key")) is not None:
+                v = _turn_part(v, angles, entry, 1.0, self.absolute)
+        out = weights @ v
         for entry in self.kinds("vectors"):
             if entry["side"] == "value":
                 vectors = self.numbers[entry["vectors"]]
                 rows = _rows(entry, vectors).expand(weights.shape)
                 sums = weights.new_zeros(*weights.shape[:3], vectors.shape[1] + 1).scatter_add(-1, rows, weights)
                 out = out + sums @ _with_zeros(vectors)
+        for entry in turns:
+            out = _turn_part(out, -self.numbers[entry["query"]], entry, 1.0, self.absolute)
         return out
 
 

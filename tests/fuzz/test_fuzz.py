@@ -122,7 +122,7 @@ WORDS = {
     *(f"segments {x}" for x in ("documents", "remainder", "random", "padding")),
     *(f"LineVectors {x}" for x in ("query", "key", "value", "random", "clip", "bias", "scaled", "more", "heads")),
     *(f"LineVectors {x}" for x in ("near", "content", "content_heads", "content_batched")),
-    *(f"Rotation {x}" for x in ("keys", "magnitude", "magnitudes", "query_batched", "key_heads")),
+    *(f"Rotation {x}" for x in ("keys", "magnitude", "magnitudes", "query_batched", "key_heads", "start", "values")),
     *(
         f"{name} {x}"
         for name in ("q", "k", "v", "d_out")

@@ -31,6 +31,7 @@ ALIASES = {
     "sincos": ("sinusoidal_1d", "sinusoidal_2d"),
     "swin": ("relative_2d", "relative_2d"),
     "beit": ("relative_2d", "relative_2d"),
+    "relative_3d": ("relative_2d", "relative_2d"),
     "xl": ("transformer_xl", "transformer_xl"),
     "disentangled": ("deberta", "deberta"),
     "cpb": ("log_cpb", "log_cpb"),
@@ -186,6 +187,10 @@ def test_a_module_with_a_name_that_is_taken(
         (
             "rope", {"queries": Grid(2, 2)},
             "RotaryEmbedding(head_dim=8, axes=2, base=100.0, layout='interleaved')",
+        ),
+        (
+            "relative_3d", {"queries": Grid(4, 3, 2, prefix=1)},
+            "RelativePositionBias(num_heads=2, window_size=(4, 3, 2), prefix=1)",
         ),
         ("rotary_dinov3", {"queries": Grid(2, 2)}, "RotaryDINOv3(head_dim=8)"),
         ("rotary_mixed", {"queries": Grid(2, 2)}, "RotaryMixed(num_heads=2, head_dim=8)"),

@@ -6,6 +6,7 @@ Whole layers run in float64 and in float32; nothing in them is float32 by itself
 from __future__ import annotations
 
 import importlib
+import math
 from types import ModuleType
 
 import pytest
@@ -18,6 +19,7 @@ from relpos import (
     Grid,
     LearnedPositionEmbedding,
     MultiHeadAttention,
+    Positions,
     RelativePositionBias,
     attention,
     get_relative_position_index_2d,
@@ -62,6 +64,30 @@ def test_attention(timm: ModuleType, name: str, window: tuple[int, int], backend
     leaves = {"x": x, **dict(block.named_parameters())}
     own = {"relative_position_bias_table": ours.relative_position_bias_table}
     layers_agree("relative_2d", f"timm {name}", output, block(x), leaves, own, limit=TIGHT[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [(2, 3, 4), (1, 3, 4), (2, 2, 3)], ids=["the window", "less depth", "less of each"])
+def test_attention_of_swin3d(timm: ModuleType, size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Video Swin's layer on one window, and on inputs that are smaller: there the published layer reads the first cells
+    of the whole window."""
+    swin3d = importlib.import_module("torchvision.models.video.swin_transformer")
+    window, n = (2, 3, 4), math.prod(size)
+    block = random(swin3d.ShiftedWindowAttention3d(24, list(window), [0, 0, 0], num_heads=3), dtype)
+    ours = RelativePositionBias(3, window).to(dtype)
+    checkpoint = {name: x for name, x in block.state_dict().items() if name.startswith("relative")}
+    ours.load_state_dict(checkpoint, strict=True)
+    assert torch.equal(ours.relative_position_index, block.relative_position_index)
+    cells = Positions(Grid(*window).tokens()[:n], low=(0, 0, 0), high=(1, 2, 3))
+    x = tokens(2, n, 24, dtype=dtype)
+    qkv = block.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+    attended = attention(*qkv, position=ours, queries=Grid(*size) if size[1:] == window[1:] else cells)
+    output = block.proj(attended.transpose(1, 2).flatten(2))
+    leaves = {"x": x, **dict(block.named_parameters())}
+    own = {"relative_position_bias_table": ours.relative_position_bias_table}
+    theirs = block(x.unflatten(1, size)).flatten(1, 3)
+    name = "torchvision ShiftedWindowAttention3d"
+    layers_agree("relative_2d (3-D)", name, output, theirs, leaves, own, limit=TIGHT[dtype])
 
 
 def test_swins_layer_with_all_its_weights(timm: ModuleType) -> None:

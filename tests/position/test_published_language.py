@@ -1,5 +1,5 @@
-"""Parity with language models as Hugging Face publishes them: T5, BLOOM, MPT, Llama, GPT-NeoX, GPT-J, RoFormer, Marian
-and Llama 4.
+"""Parity with language models as Hugging Face publishes them: T5, BLOOM, MPT, Llama, GPT-NeoX, GPT-J, RoFormer, Marian,
+Llama 4 and DeepSeek V4.
 
 Never skipped: transformers is part of the test extra. Whole layers run in float32 as they are, and in float64 with
 float64 wherever they say float32 (`published.running_in`). Private functions of theirs are used where nothing else has
@@ -26,12 +26,15 @@ from relpos import (
     Mechanism,
     QueryScale,
     RotaryEmbedding,
+    Rotation,
     Sequence,
+    Sinks,
     SinusoidalPositionEmbedding,
     T5Bias,
     YaRN,
     alibi_slopes,
     attention,
+    rotate,
 )
 from relpos.position.base.saved_settings import with_settings
 
@@ -264,3 +267,42 @@ def test_llama_4s_temperature(n: int, dtype: torch.dtype) -> None:
     causal = Mask.causal() if n == N else None
     output = block.o_proj(merged(attention(q, k, v, position=position, mask=causal, backend="reference")))
     agree("QueryScale", block, x, output, theirs, limit=LIMITS[dtype])  # one query: gradients of its keys cancel
+
+
+# DeepSeek V4
+
+
+@DTYPES
+@pytest.mark.parametrize("n", [N, 1], ids=["a text", "a token after a cache"])
+def test_deepseek_v4s_values_turn(n: int, dtype: torch.dtype) -> None:
+    """A sliding layer: keys are the values, their last dimensions turn, and the output turns back."""
+    window, start = 9, 12 - 8
+    settings = config(
+        "deepseek_v4", hidden_size=16, num_attention_heads=4, head_dim=12, partial_rotary_factor=8 / 12, q_lora_rank=8,
+        num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=window, o_groups=2, o_lora_rank=4,
+    )  # fmt: skip
+    settings._attn_implementation = "eager"
+    library = model("deepseek_v4")
+    block = random(library.DeepseekV4Attention(settings, 0), dtype)
+    x, past = tokens(2, n, 16, dtype=dtype), tokens(2, 1, min(N - n, window - 1), 12, dtype=dtype)
+    m = n + past.shape[2]
+    place = torch.arange(N - n, N)
+    distance = place[:, None] - torch.arange(N - m, N)
+    hidden = (distance < 0) | (distance >= window)
+    mask = torch.zeros(1, 1, n, m, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    with running_in(dtype):
+        cache = importlib.import_module("transformers").DynamicCache(config=settings) if n < N else None
+        if cache is not None:
+            cache.update(past, past, 0)
+        turns = library.DeepseekV4RotaryEmbedding(settings)(x, place[None], layer_type="main")
+        theirs, _ = block(x, {"main": turns}, place[None], mask, cache)
+        q = block.q_b_norm(heads(block.q_b_proj(block.q_a_norm(block.q_a_proj(x))), 4))
+        kv = heads(block.kv_norm(block.kv_proj(x)), 1)
+    angles = RotaryEmbedding(8, layout="interleaved").angles(Sequence(n, start=N - n))
+    if n < N:  # what a cache holds has been turned
+        kv = torch.cat([past, rotate(kv, angles, layout="interleaved", start=start)], dim=2)
+    keys = angles if n == N else None
+    position = Rotation(angles, keys, "interleaved", start=start, values=True) + Sinks(block.sinks)
+    own = attention(q, kv, kv, position=position, mask=Mask(window - 1, 0) if n == N else None, backend="reference")
+    output = block.o_b_proj(block.o_a_proj(merged(own).unflatten(-1, (2, -1))).flatten(2))
+    agree("Rotation.values", block, x, output, theirs)

@@ -1,4 +1,4 @@
-"""The learned relative bias, in one and two dimensions."""
+"""The learned relative bias, in one to three dimensions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from relpos import (
     Grid,
     LearnedPositionEmbedding,
     LineBias,
+    Positions,
     RelativePositionBias,
     Sequence,
     Site,
@@ -25,7 +26,7 @@ from relpos import (
 )
 from relpos.core import Coordinates, Offsets
 from relpos.position.base.tables import geometric_positions
-from relpos.testing import oracle
+from relpos.testing import SuiteCase, oracle
 
 
 class TestRelative1d(PositionSuite):
@@ -58,6 +59,22 @@ class TestRelative2d(TestRelative1d):
         return RelativePositionBias(site.num_heads, window_size=cover(site), init_std=1.0, prefix=prefix)
 
 
+class TestRelative3d(TestRelative2d):
+    interpreted = False
+    alike = True
+    axes = (3,)
+    row = "relative_2d (3-D)"
+
+    def cases(self) -> list[SuiteCase]:
+        cells = Positions(torch.tensor([[1, 0, 2], [0, 1, 0], [1, 1, 1]]), low=(0, 0, 0), high=(1, 1, 2))
+        return [
+            *super().cases(),
+            SuiteCase("3 x 2 x 4 with a prefix token", Grid(3, 2, 4, prefix=1)),
+            SuiteCase("unequal boxes", Grid(1, 3, 2), Grid(3, 2, 2)),
+            SuiteCase("some cells of a box", cells, Grid(2, 2, 3)),
+        ]
+
+
 # the index and the table of Swin and BEiT
 
 
@@ -69,17 +86,17 @@ def test_index_1d_by_loops(length: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("window", [(1, 1), (4, 8), (5, 3)])
-def test_index_2d_by_loops(window: tuple[int, int], prefix: int) -> None:
+@pytest.mark.parametrize("window", [(1, 1), (4, 8), (5, 3), (2, 3, 4)])
+def test_index_of_grids_by_loops(window: Any, prefix: int) -> None:
     places = oracle.places(Grid(*window, prefix=prefix))
     rows = oracle.table_rows(places, places, window)
     assert torch.equal(RelativePositionBias(1, window, prefix=prefix).relative_position_index, rows)
-    if not prefix:
+    if not prefix and len(window) == 2:
         assert torch.equal(get_relative_position_index_2d(window), rows)
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
-@pytest.mark.parametrize("sizes", [{"window_size": (3, 4)}, {"seq_len": 5}], ids=str)
+@pytest.mark.parametrize("sizes", [{"window_size": (3, 4)}, {"window_size": (2, 3, 2)}, {"seq_len": 5}], ids=str)
 def test_forward_is_the_dense_bias(sizes: dict[str, Any], prefix: int) -> None:
     bias = RelativePositionBias(3, **sizes, prefix=prefix, init_std=1.0)
     table, index = bias.relative_position_bias_table, bias.relative_position_index
@@ -170,6 +187,18 @@ def test_geometric_keeps_what_does_not_grow() -> None:
         small = bias.resize((rows, columns), mode="geometric").relative_position_bias_table.detach()
         kept = cells[5 - rows : 4 + rows, 4 - columns : 3 + columns].flatten(0, 1)
         torch.testing.assert_close(small[:-3], kept)
+
+
+def test_a_box_grows_geometrically_along_each_axis() -> None:
+    """Depth keeps its size; each slice of it grows as a window does."""
+    box = RelativePositionBias(3, (2, 3, 4), init_std=1.0)
+    before = box.relative_position_bias_table.detach().unflatten(0, (3, 5, 7))
+    after = box.resize((2, 5, 6), mode="geometric").relative_position_bias_table.detach().unflatten(0, (3, 9, 11))
+    window = RelativePositionBias(3, (3, 4))
+    for old, new in zip(before, after, strict=True):
+        window.load_state_dict({"relative_position_bias_table": old.flatten(0, 1)}, strict=False)
+        grown = window.resize((5, 6), mode="geometric").relative_position_bias_table.detach()
+        torch.testing.assert_close(new.flatten(0, 1), grown)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_offsets_beyond_raise(own: Any, queries: Coordinates, keys: Coordinates 
     [
         (relative(seq_len=4), Sequence(4), Sequence(9)),
         (relative(window_size=(2, 3)), Grid(2, 3), Grid(4, 5)),
+        (relative(window_size=(2, 1, 3)), Grid(2, 1, 3), Grid(3, 2, 4)),
         (FactoredBias(2, (2, 3), init_std=1.0), Grid(2, 3), Grid(4, 5)),
     ],
 )
@@ -104,6 +105,7 @@ RESIZED = pytest.mark.parametrize(
     ("own", "size", "prefix"),
     [
         (relative(window_size=(3, 4), prefix=1), (5, 6), lambda own: own.relative_position_bias_table[-3:]),
+        (relative(window_size=(2, 3, 4), prefix=1), (3, 5, 4), lambda own: own.relative_position_bias_table[-3:]),
         (relative(seq_len=4, prefix=1), 9, lambda own: own.relative_position_bias_table[-3:]),
         (LearnedPositionEmbedding(4, grid_size=(3, 4), prefix=2), (5, 6), lambda own: own.pos_embed[:, :2]),
         (LearnedPositionEmbedding(4, seq_len=3, prefix=2), 8, lambda own: own.pos_embed[:, :2]),
@@ -173,6 +175,7 @@ def test_what_is_extended_never_forgets_and_stays_frozen(own: Any) -> None:
     ("own", "where", "rule", "sizes"),
     [
         (relative(window_size=(3, 3), prefix=1), Grid(5, 4, prefix=1), "interpolated", (5, 4)),
+        (relative(window_size=(2, 3, 3)), Grid(4, 3, 5), "interpolated", (4, 3, 5)),
         (relative(seq_len=9), Grid(4, 4), "interpolated", (16,)),
         (relative(window_size=(3, 3), prefix=1), Grid(5, 4, prefix=1), "clipped", (3, 3)),
         (FactoredBias(3, (3, 3)), Grid(5, 4, prefix=1), "interpolated", (5, 4)),
@@ -208,6 +211,7 @@ def test_grow(own: Any, where: Any, rule: str, sizes: tuple[int, ...]) -> None:
         ("relative_1d", Sequence(5, start=7), None, (5,), 0),
         ("relative_2d", Grid(2, 3), Grid(4, 2, prefix=2), (4, 3), 2),
         ("relative_2d", Grid(2, 3), Positions(torch.tensor([[5, 0]]), low=(0, 0), high=(5, 2)), (6, 3), 0),
+        ("relative_2d", Grid(2, 3, 4), Grid(4, 2, 2, prefix=1), (4, 3, 4), 1),
         ("factored_2d", Grid(2, 3), Grid(4, 2), (4, 3), 0),
         ("factored_2d", Grid(2, 3), Positions(torch.tensor([[5, 0]]), low=(0, 0), high=(5, 2)), (6, 3), 0),
         ("factored_2d", Grid(2, 3, 4), None, (2, 3, 4), 0),

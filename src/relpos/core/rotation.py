@@ -1,7 +1,8 @@
 """Rotation of queries and keys by angles, for every rotary mechanism and engine.
 
 A pair (x, y) rotated by angle t is (x cos t - y sin t, x sin t + y cos t), times a magnitude. R rotated dimensions have
-R / 2 angles; dimensions beyond R are unchanged. The layout says which dimensions form a pair:
+R / 2 angles; they are the first R, or R from `start` on, and the others are unchanged. The layout says which of the
+rotated dimensions x form a pair:
 
     half          (x[p], x[p + R/2])      Hugging Face, GPT-NeoX
     interleaved   (x[2p], x[2p + 1])      RoFormer, Meta's Llama
@@ -24,6 +25,7 @@ from relpos.core.checks import (
     require_choice,
     require_device,
     require_floating,
+    require_int,
     require_number,
     shape_of,
 )
@@ -100,8 +102,9 @@ def rotate(
     layout: RotationLayout,
     magnitude: float | Float[Tensor, "#B #H N P"] = 1.0,
     width: int | None = None,
+    start: int = 0,
 ) -> Float[Tensor, "B H N D"]:
-    """Rotate the first `2 * P` dimensions of `x` by `angles` (radians).
+    """Rotate `2 * P` dimensions of `x`, from `start`, by `angles` (radians).
 
     Args:
         x: queries or keys.
@@ -109,6 +112,7 @@ def rotate(
         layout: `"half"` or `"interleaved"`.
         magnitude: factor on the rotated dimensions: a number (YaRN's attention factor), or one per angle (xPos).
         width: the head width that the angles were computed for (a mechanism's `head_dim`), or None for any.
+        start: the first dimension that is rotated; D - 2 * P for the trailing ones (DeepSeek V4).
 
     Returns:
         `x` rotated, in its dtype.
@@ -125,6 +129,10 @@ def rotate(
     """
     if isinstance(x, Tensor):
         require_width(x, width)
+    if start:
+        require_int(start, "start", at_least=0)
+        last = rotate(x[..., start:], angles, layout=layout, magnitude=magnitude)
+        return torch.cat([x[..., :start], last], dim=-1)
     cos, sin = cosines(x, angles, layout=layout, magnitude=magnitude)
     if not may_cache(x.device) or (cos.requires_grad and torch.is_grad_enabled()):
         return _turn_by_nodes(x, cos, sin, layout)

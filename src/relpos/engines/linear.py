@@ -150,6 +150,9 @@ def _check(
 def _rotation(position: Terms | Term | None) -> Terms:
     terms = Terms() if position is None else position if isinstance(position, Terms) else Terms(position)
     for term in terms:
+        if isinstance(term, Rotation) and term.values:
+            came = "a Rotation of values, which linear attention lacks. Use relpos.attention."
+            raise NotImplementedError(f"expected a rotation of queries and keys, or nothing, as position; got {came}")
         if not isinstance(term, Rotation) or term.widens > 1:
             why = "for it maps queries and keys itself" if isinstance(term, Rotation) else "for it adds to scores"
             raise NotImplementedError(

@@ -12,14 +12,14 @@ It is then planned for itself.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import may_cache
+from relpos.core import Rotation, may_cache
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
 from relpos.core.visibility import hides_nothing
@@ -61,12 +61,14 @@ class Plan:
         scale: the factor on the content product.
         hides_tokens: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
         compute: what the engine does for these calls.
+        turns_values: whether a `Rotation` turns values, and the output back: engines turn queries and keys alone.
     """
 
     engine: Engine
     scale: float
     hides_tokens: bool
     compute: Compute
+    turns_values: bool = False
 
     def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
@@ -80,11 +82,18 @@ class Plan:
 
     def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
         if not self.hides_tokens:
-            return self.compute(call)
+            return self._turned(call, self.compute)
         shown = without_unseen(call)
         if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
-            return self.engine.run(shown)
-        return self.compute(shown)
+            return self._turned(shown, self.engine.run)
+        return self._turned(shown, self.compute)
+
+    def _turned(self, call: Call, compute: Compute) -> tuple[Tensor, Tensor | None]:
+        rotation = call.terms.one(Rotation) if self.turns_values else None
+        if rotation is None:
+            return compute(call)
+        output, lse = compute(replace(call, v=rotation.turn_values(call.v)))
+        return rotation.turn_back(output), lse
 
 
 def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
@@ -100,7 +109,8 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
     compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
-    plan = Plan(engine, call.scale, hides_tokens, compute)
+    rotation = call.terms.one(Rotation)
+    plan = Plan(engine, call.scale, hides_tokens, compute, rotation is not None and rotation.values)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan

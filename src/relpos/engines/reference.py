@@ -5,6 +5,7 @@
     weights = exp(score) / (sum over keys of exp(score) + exp(sink))        0 in a row that may see nothing
     output  = dropout(weights) @ v + value vectors under the same weights
 
+Where a `Rotation` turns values, the plan of a call turns v before and the output back after (`plan.py`).
 Half precision is computed in float32 and rounded once. This readable file is the oracle of every other engine.
 """
 

@@ -219,6 +219,8 @@ class MultiHeadAttention(SelfAttention):
             self._lacks("a line bias, a rotation or both as position", ", ".join(type(term).__name__ for term in terms))
         for rotation in rotations:
             rotation.check(q, k, v)
+            if rotation.values:
+                self._lacks("a rotation of queries and keys alone", "a Rotation of values")
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         q, k = content(Terms(*rotations), q, k)
         return flash_attention(q, k, v, bias=biases[0] if biases else None, causal=causal)

@@ -6,6 +6,7 @@ from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.offset_bias import OffsetBias
 from relpos.position.base.outside import from_file
 from relpos.position.base.preset import Preset, create_position, find, presets
+from relpos.position.base.relative_index import get_relative_position_index_1d, get_relative_position_index_2d
 from relpos.position.base.scope import decoding, reading_once
 from relpos.position.base.site import Site
 from relpos.position.base.sum import Sum
@@ -29,11 +30,7 @@ from relpos.position.multi_axis import MultimodalRotary
 from relpos.position.none import NoPosition
 from relpos.position.pope import PolarEmbedding
 from relpos.position.randomized import RandomizedPositions
-from relpos.position.relative import (
-    RelativePositionBias,
-    get_relative_position_index_1d,
-    get_relative_position_index_2d,
-)
+from relpos.position.relative import RelativePositionBias
 from relpos.position.resonance import ResonanceScaling
 from relpos.position.rotary import RotaryEmbedding
 from relpos.position.rotary_by_offset import DualChunk, ReRoPE, SelfExtend

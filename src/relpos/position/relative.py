@@ -3,12 +3,17 @@
     score[h, i, j] += table[index(i - j), h]
 
 In 1-D the offset is the distance query - key, 2 L - 1 of them; in 2-D it is (d_row, d_col), (2 Wh - 1)(2 Ww - 1) of
-them, row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). With prefix tokens three rows
-more, in BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
+them, row-major from the lowest: exactly Swin's index (Liu et al. 2021, section 3.2). In 3-D depth comes first, the
+last axis fastest, as in Video Swin (Liu et al. 2022, section 3.2), torchvision's Swin3D and MONAI's SwinUNETR. With
+prefix tokens three rows more, in BEiT's order (Bao et al. 2022): prefix to token, token to prefix, prefix to prefix.
 
 Offsets beyond the table raise; `beyond="clip"` reads the border entry instead. Offsets inside a larger table are fine,
-so a smaller grid needs nothing. `resize` makes a table for another window: bicubic in 2-D, linear in 1-D, or along
-BEiT's geometric progression, which keeps near offsets. `extend` repeats the farthest rows of a 1-D table.
+so a smaller grid needs nothing. Published 3-D models differ there: where an input is smaller than the window, N tokens
+get `index[:N, :N]`, the first N cells of the whole window. Those have their true offsets only if depth alone is
+smaller; for the others too, pass them as `Positions(Grid(*window).tokens()[:N], low=..., high=...)`.
+
+`resize` makes a table for another window: bicubic in 2-D, linear in 1-D and 3-D, or along BEiT's geometric
+progression, which keeps near offsets. `extend` repeats the farthest rows of a 1-D table.
 
 Not to be confused with T5's bias (log buckets, opposite sign, no scale), Swin V2's (an MLP of the offset), or the
 per-axis vectors of ViTDet and SAM, which depend on the query.
@@ -43,77 +48,31 @@ from relpos.position.base.saved_settings import ENTRY, Settings, plain
 from relpos.position.base.site import Site
 from relpos.position.base.table_bias import TableBias
 from relpos.position.base.tables import (
+    AXES_OF_GRIDS,
     covering,
     geometric_positions,
     read_between,
+    require_grid_window,
     require_std,
     require_within,
     start_table,
 )
 
 
-def get_relative_position_index_1d(seq_len: int) -> Int[Tensor, "N N"]:
-    """`index[i, j] = i - j + seq_len - 1`: 0 to 2 seq_len - 2.
-
-    For reading, and for others' checkpoints; no engine uses it.
-
-    Args:
-        seq_len: N.
-
-    Raises:
-        ValueError: no integer of at least 1.
-
-    Examples:
-        >>> relpos.get_relative_position_index_1d(3)
-        tensor([[2, 1, 0],
-                [3, 2, 1],
-                [4, 3, 2]])
-    """
-    return lines(Sequence(seq_len)).index()
-
-
-def get_relative_position_index_2d(window_size: tuple[int, int]) -> Int[Tensor, "N N"]:
-    """`index[i, j] = (d_row + Wh - 1) * (2 Ww - 1) + d_col + Ww - 1`: Swin's index.
-
-    For reading, and for others' checkpoints; no engine uses it.
-
-    Args:
-        window_size: rows Wh and columns Ww; N is their product.
-
-    Raises:
-        ValueError: no two integers of at least 1.
-
-    Examples:
-        >>> relpos.get_relative_position_index_2d((2, 2))
-        tensor([[4, 3, 1, 0],
-                [5, 4, 2, 1],
-                [7, 6, 4, 3],
-                [8, 7, 5, 4]])
-    """
-    _require_window(window_size)
-    return lines(Grid(*window_size)).index()
-
-
-def _require_window(window_size: object) -> None:
-    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
-        fail("window_size to be (rows, columns)", shape_of(window_size), "Pass two integers.")
-    for size in window_size:
-        require_int(size, "each size of window_size", at_least=1)
-
-
 class RelativePositionBias(TableBias):
-    """A learned bias per offset and head, in one or two dimensions: Swin's and BEiT's table.
+    """A learned bias per offset and head, in one to three dimensions: Swin's and BEiT's table.
 
-    `score[h, i, j] += table[index(i - j), h]`: 2 L - 1 rows in 1-D, (2 Wh - 1)(2 Ww - 1) in 2-D in Swin's order, and
-    with a prefix three more: prefix to token, token to prefix, prefix to prefix.
+    `score[h, i, j] += table[index(i - j), h]`: 2 L - 1 rows in 1-D, (2 Wh - 1)(2 Ww - 1) in 2-D in Swin's order,
+    (2 Wd - 1)(2 Wh - 1)(2 Ww - 1) in 3-D in Video Swin's, and with a prefix three more: prefix to token, token to
+    prefix, prefix to prefix.
 
-    Source: Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT).
+    Source: Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT); Liu et al. 2022 (Video Swin), section 3.2.
 
     Args:
         num_heads: query heads, H.
-        window_size: (rows, columns) of the grid, for `bias_type="2d"`.
+        window_size: (rows, columns) of the grid, for `bias_type="2d"`, or (depth, rows, columns) for "3d".
         seq_len: length of the sequence, for `bias_type="1d"`.
-        bias_type: "1d" or "2d"; default: by the size that is given.
+        bias_type: "1d", "2d" or "3d"; default: by the size that is given.
         init_std: standard deviation of the truncated normal the table starts from; 0 for zeros.
         prefix: tokens before the grid or sequence (class token, registers); above 0 the table has BEiT's three
             more rows.
@@ -135,6 +94,8 @@ class RelativePositionBias(TableBias):
         torch.Size([2, 8, 197, 64])
         >>> bias.resize((16, 16)).relative_position_bias_table.shape
         torch.Size([964, 8])
+        >>> relpos.RelativePositionBias(num_heads=3, window_size=(8, 7, 7)).relative_position_bias_table.shape
+        torch.Size([2535, 3])
     """
 
     growth = ("interpolated", "clipped")
@@ -145,9 +106,9 @@ class RelativePositionBias(TableBias):
     def __init__(
         self,
         num_heads: int,
-        window_size: tuple[int, int] | None = None,
+        window_size: tuple[int, int] | tuple[int, int, int] | None = None,
         seq_len: int | None = None,
-        bias_type: Literal["1d", "2d"] | None = None,
+        bias_type: Literal["1d", "2d", "3d"] | None = None,
         init_std: float = 0.02,
         *,
         prefix: int = 0,
@@ -158,8 +119,9 @@ class RelativePositionBias(TableBias):
         require_int(prefix, "prefix", at_least=0)
         require_choice(beyond, "beyond", ("raise", "clip"))
         if bias_type is None:
-            bias_type = "1d" if window_size is None else "2d"
-        require_choice(bias_type, "bias_type", ("1d", "2d"))
+            three = isinstance(window_size, tuple | list) and len(window_size) == 3
+            bias_type = "1d" if window_size is None else "3d" if three else "2d"
+        require_choice(bias_type, "bias_type", ("1d", "2d", "3d"))
         wanted, other = ("seq_len", "window_size") if bias_type == "1d" else ("window_size", "seq_len")
         given = {"seq_len": seq_len, "window_size": window_size}
         if given[wanted] is None or given[other] is not None:
@@ -168,10 +130,10 @@ class RelativePositionBias(TableBias):
                 f"window_size={window_size!r}, seq_len={seq_len!r}",
                 f"Pass {wanted}= alone.",
             )
-        if bias_type == "2d":
-            _require_window(window_size)
-        else:
+        if bias_type == "1d":
             require_int(seq_len, "seq_len", at_least=1)
+        else:
+            require_grid_window(window_size, int(bias_type[0]))
         require_std(init_std)
         self.num_heads, self.init_std = num_heads, init_std
         self.bias_type = bias_type
@@ -183,23 +145,25 @@ class RelativePositionBias(TableBias):
         start_table(self.relative_position_bias_table, init_std)
 
     def _arguments(self) -> dict[str, Any]:
-        size = {"window_size": self.sizes} if self.bias_type == "2d" else {"seq_len": self.sizes[0]}
+        size = {"seq_len": self.sizes[0]} if self.bias_type == "1d" else {"window_size": self.sizes}
         none: dict[str, Any] = dict.fromkeys(("window_size", "seq_len", "bias_type"))  # the size says which type it is
         return {**super()._arguments(), **none, **size}
 
     @classmethod
-    def from_site(cls, site: Site, bias_type: Literal["1d", "2d"] = "2d") -> Self:
+    def from_site(cls, site: Site, bias_type: Literal["1d", "2d", "3d"] = "2d") -> Self:
         queries, keys = site.queries, site.queries if site.keys is None else site.keys
         prefix, std = max(queries.prefix, keys.prefix), site.init_std
         if bias_type == "1d":
             (length,) = covering(queries.raster(), keys.raster())
             return cls(site.num_heads, seq_len=length, bias_type="1d", init_std=std, prefix=prefix)
-        if not isinstance(queries, Grid) or queries.axes != 2:
-            fail("a grid of rows and columns for a 2-D bias", repr(queries), "Use relative_1d on a sequence.")
-        if keys.axes != 2:
-            fail("keys with rows and columns for a 2-D bias", repr(keys), "Use relative_1d on a sequence.")
-        rows, columns = covering(queries, keys)
-        return cls(site.num_heads, window_size=(rows, columns), bias_type="2d", init_std=std, prefix=prefix)
+        axes = int(bias_type[0])
+        named = "rows and columns" if axes == 2 else "depth, rows and columns"
+        if not isinstance(queries, Grid) or queries.axes != axes:
+            fail(f"a grid of {named} for a {axes}-D bias", repr(queries), "Use relative_1d on a sequence.")
+        if keys.axes != axes:
+            fail(f"keys with {named} for a {axes}-D bias", repr(keys), "Use relative_1d on a sequence.")
+        window: Any = covering(queries, keys)
+        return cls(site.num_heads, window_size=window, bias_type=bias_type, init_std=std, prefix=prefix)
 
     @property
     def table_sizes(self) -> tuple[int, ...]:
@@ -226,8 +190,8 @@ class RelativePositionBias(TableBias):
         return {} if self.bias_type == "1d" else {"window_size": plain(self.sizes)}
 
     def _has_entry(self) -> bool:
-        """False for a square window: its table has the published name and shape, which determines the window."""
-        return self.bias_type == "2d" and len(set(self.sizes)) > 1
+        """False for a square window or a cube, whose table has the published name and a shape that determines it."""
+        return len(set(self.sizes)) > 1
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -285,7 +249,11 @@ class RelativePositionBias(TableBias):
             queries, keys = queries.raster(), None if keys is None else keys.raster()
         for coordinates in (queries, queries if keys is None else keys):
             if coordinates.axes != len(self.sizes):
-                fail(f"coordinates with {len(self.sizes)} axes", repr(coordinates), "Use a Grid(rows, columns).")
+                fail(
+                    f"coordinates with {len(self.sizes)} axes",
+                    repr(coordinates),
+                    f"Use a Grid{AXES_OF_GRIDS[len(self.sizes)]}.",
+                )
             if coordinates.prefix and not self.prefix:
                 fail(
                     "coordinates without a prefix",
@@ -303,15 +271,15 @@ class RelativePositionBias(TableBias):
         return expand(term.values, term.lines)  # type: ignore[attr-defined]
 
     def resize(
-        self, size: int | tuple[int, int], mode: Literal["bicubic", "geometric"] = "bicubic"
+        self, size: int | tuple[int, ...], mode: Literal["bicubic", "geometric"] = "bicubic"
     ) -> RelativePositionBias:
         """A copy with the table interpolated to another window or length; the three rows are kept.
 
         Args:
             size: the new window, or length.
-            mode: "bicubic" (in 1-D linear) stretches the 2W - 1 offsets as a whole, as Swin does when it changes
-                resolution and timm in `resize_rel_pos_bias_table_simple`. "geometric" stretches far offsets more than
-                near ones, as BEiT does: see `geometric_positions`. Between them it is linear, as in timm's
+            mode: "bicubic" (in 1-D and 3-D linear) stretches the 2W - 1 offsets as a whole, as Swin does when it
+                changes resolution and timm in `resize_rel_pos_bias_table_simple`. "geometric" stretches far offsets
+                more than near ones, as BEiT does: see `geometric_positions`. Between them it is linear, as in timm's
                 `resize_rel_pos_bias_table`; BEiT's own script has cubic splines there.
 
         Raises:
@@ -331,10 +299,9 @@ class RelativePositionBias(TableBias):
         if mode == "geometric":
             for axis, (old, new) in enumerate(zip(self.sizes, resized.sizes, strict=True)):
                 image = read_between(image, 2 + axis, geometric_positions(old, new), new)
-        elif self.bias_type == "2d":
-            image = F.interpolate(image, size=resized.table_sizes, mode="bicubic")
         else:
-            image = F.interpolate(image, size=resized.table_sizes, mode="linear")
+            smooth = {"1d": "linear", "2d": "bicubic", "3d": "trilinear"}[self.bias_type]
+            image = F.interpolate(image, size=resized.table_sizes, mode=smooth)
         grown = torch.cat([image[0].flatten(1).T.to(table.dtype), table[count:]])
         resized.relative_position_bias_table = nn.Parameter(grown, self.relative_position_bias_table.requires_grad)
         return resized
@@ -343,10 +310,10 @@ class RelativePositionBias(TableBias):
         """A copy for a longer sequence; offsets beyond the trained ones have the rows of the farthest trained ones.
 
         Raises:
-            ValueError: a 2-D table.
+            ValueError: a table of a grid.
         """
         require_int(length, "length", at_least=1)
-        if self.bias_type == "2d":
+        if self.bias_type != "1d":
             fail("a 1-D table", f"a window of {self.sizes}", "Use resize(window_size).")
         extended = copy.deepcopy(self)
         extended.sizes = (max(length, self.sizes[0]),)
@@ -365,9 +332,8 @@ class RelativePositionBias(TableBias):
         if rule != "interpolated":
             super().grow(queries, rule)  # raises unless this one serves as it is
             return self
-        if self.bias_type == "2d" and isinstance(queries, Grid):
-            rows, columns = queries.sizes
-            return self.resize((rows, columns))
+        if self.bias_type != "1d" and isinstance(queries, Grid):
+            return self.resize(queries.sizes)
         return self.resize(queries.count - queries.prefix)
 
 
@@ -385,12 +351,12 @@ PRESETS = [
     Preset(
         name="relative_2d",
         title="Relative bias, 2-D",
-        build=lambda site: RelativePositionBias.from_site(site, "2d"),
-        summary="Each head learns one bias per (row, column) offset between two patches. The same offset means the "
-        "same everywhere, so training at one position serves all others.",
+        build=lambda site: RelativePositionBias.from_site(site, "3d" if site.queries.axes == 3 else "2d"),
+        summary="Each head learns one bias per (row, column) offset between two patches; per (depth, row, column) in "
+        "videos and volumes. The same offset means the same everywhere, so training at one position serves all others.",
         source="Liu et al. 2021 (Swin), section 3.2; Bao et al. 2022 (BEiT) for prefix tokens",
-        token_axes=(2,),
+        token_axes=(2, 3),
         family="bias",
-        aliases=("swin", "beit"),
+        aliases=("swin", "beit", "relative_3d"),
     ),
 ]

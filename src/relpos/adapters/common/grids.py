@@ -10,6 +10,9 @@ added, and its shape gives the rows and columns of the grid.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,12 +40,11 @@ def values(cells: Tensor, extras: Tensor | None = None) -> Tensor:
     return torch.cat([cells, *(x.expand(heads, count) for x, count in parts)], dim=1)
 
 
-def terms_of_table(module: Retrofitted, table: Tensor, window: tuple[int, int]) -> Terms:
+def terms_of_table(module: Retrofitted, table: Tensor, window: Sequence[int]) -> Terms:
     """The terms of a table `[L, H]`, or `[L + 3, H]` if a class token precedes the cells."""
-    rows, columns = window
-    count = (2 * rows - 1) * (2 * columns - 1)
+    count = math.prod(2 * size - 1 for size in window)
     prefix = int(table.shape[0] > count)
-    line = cached_lines(module, Grid(rows, columns, prefix=prefix), table.device)
+    line = cached_lines(module, Grid(*window, prefix=prefix), table.device)
     return Terms(LineBias(values(table[:count].T, table[count:].T if prefix else None), line))
 
 

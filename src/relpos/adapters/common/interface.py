@@ -74,6 +74,15 @@ OWN_WINDOWS = ("inkling_text", "inkling2_text")
 """Model types whose layers apply their window themselves: a mask of causality and window is one of tokens for them."""
 
 
+BOTH_FORMS = ("deepseek_v4",)
+"""Model types with layers that run as published beside others, all with one mask: the published one, which carries that
+of tokens as `OF_TOKENS`."""
+
+OF_TOKENS = "relpos_of_tokens"
+"""An attribute of a published mask: a tuple with `[B, M]`, or None where no token is padded. It gets lost wherever the
+mask is copied or changed, and layers then run as published."""
+
+
 _SWITCHED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The switched configurations of live models, by id; a copy does not count."""
 
@@ -143,22 +152,24 @@ def _mask(
         causal_mask_function,
     )
 
+    model_type = getattr(more.get("config"), "model_type", None)
     windowed = more.get("local_size") is not None and bool(more.get("allow_is_causal_skip"))
-    windowed = windowed and getattr(more.get("config"), "model_type", None) in OWN_WINDOWS
+    windowed = windowed and model_type in (*OWN_WINDOWS, *BOTH_FORMS)
     plain = not recorded() and (windowed or mask_function in (causal_mask_function, bidirectional_mask_function))
     plain = plain and (attention_mask is None or attention_mask.dim() == 2)  # other shapes come from the caller
     at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
-    if not plain or (mask_function is not bidirectional_mask_function and not at_end):
-        published: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own](
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **more
-        )
-        return published
-    if attention_mask is None:
-        return None
-    valid = attention_mask[:, kv_offset : kv_offset + kv_length]
-    if not torch.compiler.is_compiling() and bool(valid.all()):
-        return None
-    return valid
+    by_token = plain and (mask_function is bidirectional_mask_function or at_end)
+    valid = None if attention_mask is None or not by_token else attention_mask[:, kv_offset : kv_offset + kv_length]
+    if valid is not None and not torch.compiler.is_compiling() and bool(valid.all()):
+        valid = None
+    if by_token and model_type not in BOTH_FORMS:
+        return valid
+    published: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own](
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **more
+    )
+    if by_token and not torch.compiler.is_compiling():
+        setattr(published, OF_TOKENS, (valid,))
+    return published
 
 
 def _attention(

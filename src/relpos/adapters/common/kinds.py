@@ -86,7 +86,7 @@ class PositionKind:
 
     Attributes:
         name: one or two words, such as "T5 buckets".
-        library: import name, "transformers" or "timm".
+        library: import name, "transformers", "timm" or "torchvision".
         switches: whether the modules' `config` selects the attention function; it is then switched to ours.
     """
 
@@ -112,7 +112,9 @@ _MODULES = (
     "phi4_audio",
     "gated_bias",
     "inkling",
+    "deepseek",
     "windows",
+    "shifted_windows",
     "beit",
     "rel_pos",
     "distances",

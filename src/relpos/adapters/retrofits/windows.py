@@ -108,7 +108,7 @@ class Swinv2SelfAttention(SwinSelfAttention):
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys of length 1, the learned scale of a head on the queries."""
-        return *_cosine(q, k, self.logit_scale), 1.0
+        return *cosine(q, k, self.logit_scale), 1.0
 
     def terms(self) -> Terms:
         """The position of one window."""
@@ -117,7 +117,8 @@ class Swinv2SelfAttention(SwinSelfAttention):
         return terms_of_table(self, 16 * made.sigmoid(), module.window_size)
 
 
-def _cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
+def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of length 1, the queries times the learned scale of their head."""
     scale = logit_scale.clamp(max=math.log(100.0)).exp().view(-1, 1, 1)
     return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1)
 
@@ -161,7 +162,7 @@ class TimmCosineWindow(TimmWindow):
 
     def content(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
         """Queries and keys of length 1, the learned scale of a head on the queries."""
-        return *_cosine(q, k, self.logit_scale), 1.0
+        return *cosine(q, k, self.logit_scale), 1.0
 
     def terms(self) -> Terms:
         """The position of one window."""

@@ -5,7 +5,8 @@ The score of query i and key j in head h is, in this order,
     softcap(factor * scale * <rotate(q) + u, rotate(k)>) + line biases + vector terms + low-rank biases
         + indexed and dense biases + row rules,
 
-then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. The docstring of each
+then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. A rotation may turn
+values too, and the output back. The docstring of each
 class states what it adds, and its `scores` computes the same. All terms index query heads, even if keys are grouped.
 Vectors are multiplied with unrotated q and k. `core.algebra` defines how terms combine.
 """

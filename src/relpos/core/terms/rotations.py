@@ -1,4 +1,4 @@
-"""Rotations of queries and keys before the content product, by angles that are theirs alone."""
+"""Rotations of queries and keys before the content product, and of values, by angles that are theirs alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos.core.algebra import Single
 from relpos.core.cache import cached, may_cache
-from relpos.core.checks import fail, require_int, require_number, require_tensor, require_wide, shape_of
+from relpos.core.checks import fail, require_flag, require_int, require_number, require_tensor, require_wide, shape_of
 from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
@@ -27,17 +27,24 @@ RotatedSide = Literal["query", "key"]
 class Rotation(Single):
     """Turns q and k before the content product: `<rotate(q), rotate(k)>`. At most one.
 
+    With `values`, v is turned as keys are, and the output back by its query's angles: what a value adds to a query is
+    then turned by their offset, and keys and values may be one tensor (DeepSeek V4). All of the output is turned back,
+    vectors on the value side too.
+
     Attributes:
         query: angles `[1 or B, 1 or H, N, R/2]` in radians, float32 or wider.
-        key: angles of the keys, or None if the keys are already rotated (a cache).
+        key: angles of the keys, or None if the keys, and with `values` the values, are already rotated (a cache).
         layout: `"half"` or `"interleaved"`, see `core.rotation`.
         magnitude: multiplies the rotated dimensions of both sides (YaRN's attention factor).
         query_magnitude: one per angle of the queries (xPos), multiplied with `magnitude`.
         key_magnitude: one per angle of the keys.
         width: the head width that the angles were made for, R or more; attention refuses another. None for any.
+        start: the first of the R rotated dimensions, of keys and of values; D - R for the trailing ones.
+        values: whether values are turned too, and the output back. Not beside magnitudes.
 
     Raises:
-        ValueError: half precision, or angles of another shape; in attention, for other tokens or another width.
+        ValueError: half precision, angles of another shape, or a magnitude beside `values`; in attention, for other
+            tokens or another width.
 
     Examples:
         >>> angles = torch.arange(5.0)[None, None, :, None]  # [1, 1, N, R / 2]: one pair, a radian a token
@@ -57,6 +64,8 @@ class Rotation(Single):
     query_magnitude: Float[Tensor, "#B #H N P"] | None = None
     key_magnitude: Float[Tensor, "#B #H M P"] | None = None
     width: int | None = static(default=None)
+    start: int = static(default=0)
+    values: bool = static(default=False)
 
     def __post_init__(self) -> None:
         require_layout(self.layout)
@@ -73,9 +82,13 @@ class Rotation(Single):
                 fail(wanted, shape_of(x), "Queries and keys rotate the same dimensions.")
         if self.key is None and self.key_magnitude is not None:
             fail("no key magnitude with keys already rotated", shape_of(self.key_magnitude), "Apply it with rotate().")
+        require_int(self.start, "Rotation start", at_least=0)
+        require_flag(self.values, "Rotation values")
+        if self.values and (self.magnitude != 1 or self.query_magnitude is not None or self.key_magnitude is not None):
+            fail("no magnitude in a Rotation of values", "one", "It is defined for q and k alone: leave one out.")
         if self.width is not None:
             require_int(self.width, "Rotation width", at_least=1)
-            turned = self._per_angle * self.query.shape[3]
+            turned = self.start + self._per_angle * self.query.shape[3]
             if turned > self.width:
                 wanted = f"a {type(self).__name__} of at most {self.width} dimensions"
                 fail(wanted, str(turned), "There is one angle per pair.")
@@ -95,10 +108,14 @@ class Rotation(Single):
             if magnitude is not None:
                 check_device(magnitude, f"Rotation {side} magnitude", q)
                 check_shape(magnitude, f"Rotation {side} magnitude", wanted)
-        width = q.shape[3]
-        if self._per_angle * pairs > width:
-            most = width // self._per_angle
-            fail(f"at most {most} angles for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
+        width = min(q.shape[3], v.shape[3]) if self.values else q.shape[3]
+        if self.start + self._per_angle * pairs > width:
+            most = max(0, width - self.start) // self._per_angle
+            where = f" from dimension {self.start}" if self.start else ""
+            fail(f"at most {most} angles{where} for a head width of {width}", str(pairs), "Rotate fewer dimensions.")
+        if self.values and self.turns_keys_by_head and v.shape[1] != q.shape[1]:
+            shared, came = "angles that heads share, in a Rotation of grouped values", f"{q.shape[1]} query heads and "
+            fail(shared, f"{came}{v.shape[1]} of values", "Repeat k and v for each query head.")
 
     @property
     def widens(self) -> int:
@@ -111,12 +128,26 @@ class Rotation(Single):
         side: RotatedSide,
         rotate: Callable[..., Tensor] | None = None,
         into: RotationLayout | None = None,
+        back: bool = False,
     ) -> Tensor:
-        """Queries or keys, rotated; by `rotate` if an engine has its own. `into`: see `core.rotation.turn`."""
+        """`x`, rotated as queries or keys are; by `rotate` if an engine has its own. `into`: see `core.rotation.turn`.
+        `back`: by the negative angles."""
+        part = x[..., self.start :] if self.start else x
         if rotate is None and (known := self._factors(side, torch.promote_types(x.dtype, torch.float32))) is not None:
-            return turn(x, known, self.layout, into)
-        angles, magnitude = self._of(side)
-        return (rotate or plain_rotate)(x, angles, layout=self.layout, magnitude=magnitude)
+            turned = turn(part, known.conj() if back else known, self.layout, into)
+        else:
+            angles, magnitude = self._of(side)
+            angles = -angles if back else angles
+            turned = (rotate or plain_rotate)(part, angles, layout=self.layout, magnitude=magnitude)
+        return torch.cat([x[..., : self.start], turned], dim=-1) if self.start else turned
+
+    def turn_values(self, v: Float[Tensor, "B G M V"]) -> Float[Tensor, "B G M V"]:
+        """Values, turned by the angles of their keys."""
+        return v if self.key is None else self._turned(v, "key")
+
+    def turn_back(self, output: Float[Tensor, "B H N V"]) -> Float[Tensor, "B H N V"]:
+        """The output of turned values, turned back by the angles of its queries."""
+        return self._turned(output, "query", back=True)
 
     def _of(self, side: RotatedSide) -> tuple[Tensor, float | Tensor]:
         angles, own = (self.query, self.query_magnitude) if side == "query" else (self.key, self.key_magnitude)
@@ -199,6 +230,8 @@ class Polar(Rotation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.start or self.values:
+            fail("Polar without start and values", "one of them", "It maps all dimensions of queries and keys.")
         if self.key is None:
             fail("the angles of the keys for Polar", "None", "Keys are mapped in attention: keep them as they were.")
         if self.phase is not None:
@@ -228,6 +261,7 @@ class Polar(Rotation):
         side: RotatedSide,
         rotate: Callable[..., Tensor] | None = None,
         into: RotationLayout | None = None,
+        back: bool = False,
     ) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         if (known := self._factors(side, wide)) is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.core import Coordinates, Grid, Positions
-from relpos.core.checks import fail, require_number, shape_of
+from relpos.core.checks import fail, require_int, require_number, shape_of
 from relpos.core.coordinates import COORDINATES
 from relpos.core.private import is_fake
 
@@ -21,6 +21,19 @@ def require_window(window_size: object) -> tuple[int, ...]:
     if not isinstance(window_size, tuple | list) or not window_size:
         fail("window_size to be (rows, columns)", shape_of(window_size), "Pass one integer per axis.")
     return Grid(*window_size).sizes
+
+
+AXES_OF_GRIDS = {2: "(rows, columns)", 3: "(depth, rows, columns)"}
+"""How the axes of a grid are named in messages."""
+
+
+def require_grid_window(window_size: object, axes: int) -> None:
+    """Raise unless it is a window of 2 or 3 axes."""
+    if not isinstance(window_size, tuple | list) or len(window_size) != axes:
+        count = {2: "two", 3: "three"}[axes]
+        fail(f"window_size to be {AXES_OF_GRIDS[axes]}", shape_of(window_size), f"Pass {count} integers.")
+    for size in window_size:
+        require_int(size, "each size of window_size", at_least=1)
 
 
 def covering(queries: Coordinates, keys: Coordinates) -> tuple[int, ...]:
