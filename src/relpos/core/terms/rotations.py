@@ -211,7 +211,8 @@ class Polar(Rotation):
     Attributes:
         query: angles `[1 or B, 1 or H, N, D]` in radians, float32 or wider.
         key: those of the keys.
-        start, values: of `Rotation`; here all dimensions are mapped, and values are not.
+        start: of `Rotation`; here 0, since all dimensions are mapped.
+        values: of `Rotation`; here False.
         width: the head width, D.
         phase: `[1 or H, D]`, added to the angles of all keys; None for 0.
 
