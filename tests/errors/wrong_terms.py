@@ -267,6 +267,8 @@ CASES: dict[str, list[Row]] = {
          "angles on cpu; got meta. Compute the angles on the device of x. Tensors on meta have no numbers, and ..."),
     ],
     "Polar": [
+        (lambda: Polar(ANGLES, ANGLES, values=True),
+         "Polar without start and values; got one of them. It maps all dimensions of queries and keys."),
         (lambda: Polar(ANGLES, None),
          "the angles of the keys for Polar; got None. Keys are mapped in attention: keep them as they were."),
         (lambda: Polar(ANGLES, ANGLES, phase=zeros(4)),

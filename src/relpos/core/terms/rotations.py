@@ -206,7 +206,8 @@ class Polar(Rotation):
 
     Content decides magnitudes alone, position angles alone. Queries and keys become twice as wide, while the scale
     stays that of their own width. It is the rotation of the pairs (softplus(x[c]), 0), and counts as the one rotation.
-    `magnitude`, `query_magnitude` and `key_magnitude` are as there; the `layout` changes nothing.
+    `magnitude`, `query_magnitude` and `key_magnitude` are as there; the `layout` changes nothing, and `start` and
+    `values` are refused.
 
     Attributes:
         query: angles `[1 or B, 1 or H, N, D]` in radians, float32 or wider.
