@@ -130,7 +130,7 @@ def _phi4(**more: Any) -> nn.Module:
 _SOFT = frozenset({"no padding"})  # its mask is a number added to scores, 1 where a frame is seen
 
 
-def _frames(count: int, batch: int = 2) -> dict[str, Tensor]:
+def _phi4_frames(count: int, batch: int = 2) -> dict[str, Tensor]:
     return {"hidden_states": sounds(batch, count, 16), "mask": padding(batch, count).bool()}
 
 
@@ -218,11 +218,11 @@ ONE_TABLE = frozenset({"no head order"})
 WINDOWS = ONE_TABLE | {"windows"}
 
 MODELS = [
-    Model("phi4 audio", _phi4, lambda: _frames(200), tables=("bias_values.weight",), tags=_SOFT),
+    Model("phi4_multimodal", _phi4, lambda: _phi4_frames(200), tables=("bias_values.weight",), tags=_SOFT),
     Model(
-        "phi4 audio, in pieces, symmetric, eager",
+        "phi4_multimodal, in pieces, symmetric, eager",
         lambda: _phi4(bias_symmetric=True, bias_max_distance=500, attn_implementation="eager"),
-        lambda: _frames(4100, batch=1),  # published code fails on more
+        lambda: _phi4_frames(4100, batch=1),  # published code fails on more
         exact=1e-6,
         tables=("bias_values.weight",),
         tags=_SOFT | {"alike"},
