@@ -149,7 +149,7 @@ def test_list_positions(capsys: Captured) -> None:
     main(["list", "positions"])
     short = capsys.readouterr()
     assert len(short.out.splitlines()) == len(presets())
-    assert "Relative bias, 2-D (also swin, beit)" in " ".join(short.out.split())
+    assert "Relative bias, 2-D (also swin, beit, relative_3d)" in " ".join(short.out.split())
     assert short.err == ""
     main(["list", "positions", "--long"])
     long = capsys.readouterr().out

@@ -32,6 +32,7 @@ TERMS = (
     "LineBias with prefix",
     "LineBias, batched",
     "xPos",
+    "Polar",
     "rotated cache and QueryBias",
     "LineVectors of queries, clipped",
     "LineVectors of a content",

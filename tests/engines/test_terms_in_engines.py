@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_steps import assert_accurate, step, with_gradients
 from torch import Tensor
+from torch.nn.functional import softplus
 
 import relpos
 from covering import pairwise
@@ -22,6 +23,7 @@ from relpos import (
     LineVectors,
     LowRank,
     Mask,
+    Polar,
     Positions,
     QueryBias,
     QueryScale,
@@ -230,6 +232,13 @@ def all_tempered(q: Tensor, k: Tensor, v: Tensor, factor: Tensor, values: Tensor
     return oracle.attention(q * factor[..., None], k, v, bias=bias)
 
 
+def polar(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
+    def both(x: Tensor, angle: Tensor) -> Tensor:
+        return torch.cat([softplus(x) * angle.cos(), softplus(x) * angle.sin()], dim=-1)
+
+    return oracle.attention(both(q, query), both(k, key + phase), v, scale=D**-0.5)
+
+
 CASES: dict[str, Case] = {
     "nothing": Case([], Terms, oracle.attention),
     "LineBias": Case([(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index())),
@@ -259,6 +268,7 @@ CASES: dict[str, Case] = {
         lambda a: Rotation(a, None, "interleaved", start=2, values=True),
         turned_values("interleaved", 2, keys=False),
     ),
+    "Polar": Case([(1, 1, N, D), (1, 1, M, D), (1, D)], lambda a, b, c: Polar(a, b, phase=c), polar),
     "Rotation by head": Case(
         [(B, H, N, 1), (1, H, M, 1)], lambda a, b: Rotation(a, b, "half"), rotated_by_head, groups=1
     ),

@@ -12,6 +12,7 @@ from conformance.suite import LibrarySuite
 from relpos.core import Terms
 from relpos.testing import MechanismSuite
 from relpos.testing.calls import terms_of_case
+from relpos.testing.cases import CASES
 
 SUITES: set[type[MechanismSuite]] = {
     one
@@ -34,7 +35,7 @@ def test_every_test_meets_every_case() -> None:
     assert len(SUITES) > 70
     assert len(met) > 8
     for name in met:
-        assert met[name] == fit[name], name
+        assert met[name] >= fit[name] & {str(case) for case in CASES}, name  # a suite may have some of its own
 
 
 def kinds(suite: type[LibrarySuite]) -> set[tuple[Any, ...]]:

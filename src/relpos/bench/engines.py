@@ -45,6 +45,7 @@ from relpos.position import (
     DecomposedPosition,
     DisentangledPosition,
     Mechanism,
+    PolarEmbedding,
     RelativePositionBias,
     RotaryEmbedding,
     ShawPosition,
@@ -123,6 +124,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         ),
         CallKind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
         CallKind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
+        CallKind("magnitudes and angles", lambda: PolarEmbedding(_HEADS, _WIDTH), line),
         CallKind(
             "rotation and buckets",
             lambda: RotaryEmbedding(_WIDTH) + T5Bias(_HEADS, scaled=True),
