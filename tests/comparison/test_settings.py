@@ -28,7 +28,7 @@ def make(**changes: Any) -> ComparisonSettings:
 
 def test_the_call_takes_what_the_command_takes() -> None:
     arguments = {name: one.default for name, one in inspect.signature(relpos.compare).parameters.items()}
-    del arguments["display"]
+    del arguments["display"], arguments["executor"]
     assert arguments == {one.name: one.default for one in fields(CompareRequest)}
 
 

@@ -121,6 +121,11 @@ class LibraryModel:
         return f"{self.name}, transformers {version}, sha256 {digest.hexdigest()[:12]}"
 
     @property
+    def package(self) -> str:
+        """The library that has the model."""
+        return "timm" if self._is_timm else "transformers"
+
+    @property
     def _is_timm(self) -> bool:
         return self.name.startswith("timm:")
 

@@ -51,10 +51,19 @@ def carry_out(call: CommandLine, loaded: Callable[[], object] = lambda: None) ->
     except Exception as error:
         if call.debug:
             raise
+        if _is_told(error):
+            end(str(error), 1)
         if is_lost_connection(error):
             end(f"another process ended or does not respond{f'; {remains}' if remains else ''}", 1)
         cause = _ends(str(error)) or "no message"  # for a worker: its name and the traceback's last line
         end(f"{type(error).__name__}: {cause} (--debug shows where; unless memory ran out, this is a bug in relpos)", 1)
+
+
+def _is_told(error: Exception) -> bool:
+    """Whether an error's message says all: work failed on other machines."""
+    from relpos.comparison.executors import TrialsFailedError
+
+    return isinstance(error, TrialsFailedError)
 
 
 def _ends(message: str) -> str:

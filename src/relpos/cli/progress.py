@@ -140,6 +140,8 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
     Yields:
         The callback for every event.
     """
+    from relpos.comparison.display import failure
+
     work = Work(tasks)
     if not work.weights:  # nothing to do: avoid a line that flashes
         yield lambda event: None
@@ -153,7 +155,11 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
             name, label, value = event.task.name, event.task.label or event.task.name, event.value
             work.take(event)
             if event.kind == "started":
-                live[name] = bars.add_task(label, total=None)
+                on = f" on {value}" if isinstance(value, str) and value else ""  # another machine
+                live[name] = bars.add_task(f"{label}{on}", total=None)
+            elif event.kind == "failed":
+                bars.remove_task(live.pop(name))
+                say(console, failure(event))
             elif event.kind == "finished":
                 bars.remove_task(live.pop(name))
                 if not console.is_terminal:

@@ -10,6 +10,12 @@ from relpos.data import Watch
 from relpos_command.visible import visible
 
 
+def failure(event: Event) -> str:
+    """The line of a failed event: the last of its error."""
+    lines = str(event.value).strip().splitlines()
+    return f"Failed: {event.task.label or event.task.name}: {lines[-1] if lines else 'no message'}"
+
+
 class Display:
     """Writes one line per event.
 
@@ -36,6 +42,8 @@ class Display:
 
         def take(event: Event) -> None:
             nonlocal done
+            if event.kind == "failed":
+                self.say(failure(event))
             if event.kind == "finished":
                 done += 1
                 self.say(f"Done: {event.task.label or event.task.name} ({done} of {len(tasks)} done)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from relpos.comparison import (
     require_usable,
 )
 from relpos.comparison.display import Display
+from relpos.comparison.elsewhere import machine_of, require_executor
 from relpos.comparison.quick import plan_quick
 from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
@@ -59,6 +61,7 @@ def compare(
     device: str = "auto",
     precision: str = "float32",
     display: Display | None = None,
+    executor: Executor | None = None,
 ) -> ComparisonResult:
     """Train the same model with each position mechanism and see which suits it: the command `relpos compare`.
 
@@ -104,12 +107,16 @@ def compare(
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:0"`.
         precision: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`.
         display: shows progress; by default it prints lines.
+        executor: does the work on other machines, or in other processes: any `concurrent.futures.Executor` whose
+            workers have the same versions of relpos, torch and the model's library (docs/scale.md). `device` is then
+            theirs.
 
     Returns:
         The finished comparison: `table()`, `best`, `page`, `models`.
 
     Raises:
         ValueError: one line that says what was expected, what came and what to do.
+        TrialsFailedError: an executor could not do some of the work, which a line names; the rest is stored.
 
     Examples:
         >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
@@ -139,25 +146,33 @@ def compare(
         device=device,
         precision=precision,
     )
-    return answer(request, Display() if display is None else display)
+    return answer(request, Display() if display is None else display, executor)
 
 
 @random_state_kept()
-def answer(request: CompareRequest, display: Display) -> ComparisonResult:
-    """Run the requested comparison, for `relpos.compare` and the command."""
+def answer(request: CompareRequest, display: Display, executor: Executor | None = None) -> ComparisonResult:
+    """Run the requested comparison, for `relpos.compare` and the command; an executor does its work elsewhere."""
+    device = request.device
+    if executor is not None:
+        require_executor(executor)
+        request = replace(request, device="cpu")  # for checks: this process trains nothing
     request, procedure = checked(request)
     if request.out is None:  # before many images are read
         require_writable(Path("runs"))
     else:
         require_usable(Path(request.out))
+    theirs = None if executor is None else machine_of(executor, device, procedure)
     task = _task(request, procedure, display)
     request, lines = _suited(request, task, procedure)
     settings = ComparisonSettings.make(task, request, procedure)
     if request.quick and isinstance(procedure.build, LibraryModel):
         settings, line = _quick(settings, request, task, procedure)
         lines.append(line)
-    folder = default_folder(settings) if request.out is None else Path(request.out)
-    comparison = Comparison(settings, task, folder, procedure)
+    where = None
+    if theirs is not None:
+        settings, where = replace(settings, device=theirs[0]), theirs[1]
+    folder = default_folder(settings, where) if request.out is None else Path(request.out)
+    comparison = Comparison(settings, task, folder, procedure, executor=executor, environment=where)
     for line in lines:  # after all checks have passed
         display.say(line)
     _announce(comparison, request.batch_size, display)

@@ -10,8 +10,9 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,15 @@ from torch import nn
 
 from relpos import data
 from relpos.comparison import cost
+from relpos.comparison.answer import Answer
+from relpos.comparison.elsewhere import parcel_for
+from relpos.comparison.executors import TrialsFailedError, run_on, summary
 from relpos.comparison.run import run
-from relpos.comparison.settings import ComparisonSettings, Job, describe, environment
+from relpos.comparison.settings import ComparisonSettings, Job, describe
+from relpos.comparison.settings import environment as environment_here
 from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
+from relpos.comparison.trial import SharedWork
 from relpos.comparison.workers import (
     MOST_AT_ONCE,
     Event,
@@ -34,38 +40,21 @@ from relpos.comparison.workers import (
     run_here,
     run_tasks,
 )
-from relpos.files.writing import write_json
+from relpos.core.checks import fail
+from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.position.base.outside import files_in
-from relpos.results import SCHEMA_VERSION, Results, plain, read
+from relpos.results import SCHEMA_VERSION, Cost, Environment, Results, ResultsError, plain, read
+from relpos.results.typed import typed
 from relpos.train import OURS, Procedure, Progress
 
 _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
 """Duration relative to one training run when two run at once, measured on two cores."""
 
 
-@dataclass(frozen=True)
-class _Parcel:
-    """The inputs of a piece of work: the task with its data, and the functions. They are pickled for other processes.
-
-    Bytes avoid shared memory, which carries tensors and may be scarce.
-    """
-
-    packed: bytes | None = None
-    here: tuple[data.Task, Procedure] | None = None
-
-    def opened(self) -> tuple[data.Task, Procedure]:
-        """The task and the procedure that builds, trains and measures."""
-        if self.here is not None:
-            return self.here
-        assert self.packed is not None
-        task, procedure, _ = pickle.loads(self.packed)  # the third makes mechanisms of files known in this process
-        return task, procedure
-
-
 def _train(
     job: Job,
     settings: ComparisonSettings,
-    work: _Parcel,
+    work: SharedWork,
     folder: Path,
     probes: tuple[data.Probe, ...],
     report: Callable[[Any], None],
@@ -84,12 +73,12 @@ def _train(
     return record
 
 
-def _memory(name: str, index: int, settings: ComparisonSettings, work: _Parcel) -> float | None:
+def _memory(name: str, index: int, settings: ComparisonSettings, work: SharedWork) -> float | None:
     task, procedure = work.opened()
     return cost.memory_of_step(name, index, settings, task, procedure)
 
 
-def _time(settings: ComparisonSettings, work: _Parcel, report: Callable[[Any], None]) -> list[dict[str, Any]]:
+def _time(settings: ComparisonSettings, work: SharedWork, report: Callable[[Any], None]) -> list[dict[str, Any]]:
     task, procedure = work.opened()
     return [plain(entry) for entry in cost.time_steps(settings, task, watch=report, procedure=procedure)]
 
@@ -101,16 +90,28 @@ class Comparison:
         settings: the settings. task: the task that `settings` names.
         folder: its folder; a comparison begun there with the same settings is resumed.
         procedure: builds, trains and measures.
+        executor: machines that do the work instead of this one. environment: theirs.
 
     Attributes:
         stays_here: why all runs stay in this process, one after another; None if workers do them.
     """
 
     def __init__(
-        self, settings: ComparisonSettings, task: data.Task, folder: Path, procedure: Procedure = OURS
+        self,
+        settings: ComparisonSettings,
+        task: data.Task,
+        folder: Path,
+        procedure: Procedure = OURS,
+        *,
+        executor: Executor | None = None,
+        environment: Environment | None = None,
     ) -> None:
-        self.settings, self.task, self.procedure = settings, task, procedure
-        self.environment = environment(settings.device)
+        self.settings, self.task, self.procedure, self.executor = settings, task, procedure, executor
+        self.environment = environment_here(settings.device) if environment is None else environment
+        self.stays_here: str | None = None
+        if executor is not None and self._work.packed is None:
+            expected = "a model and data that can be sent to other machines"
+            fail(expected, str(self.stays_here), "Put functions into a file: FILE.py:NAME.")
         self.mechanisms = [describe(name, settings, task, procedure) for name in settings.names]
         self.store = Store(folder, settings.to_json(), plain(self.environment))
         self.jobs = settings.jobs(task, procedure)
@@ -119,21 +120,20 @@ class Comparison:
         if users_model and not any(one.growth for one in self.mechanisms):
             self.probes = tuple(probe for probe in self.probes if probe.size == task.size)  # no model takes others
         self.described = replace(task.describe(), probes=[probe.describe() for probe in self.probes])
-        self.stays_here: str | None = None
 
     @cached_property
-    def _work(self) -> _Parcel:
+    def _work(self) -> SharedWork:
         """The task with its data and the functions, made once: pickled unless an object prevents it."""
         try:
             with main_left_out():
                 files = files_in(self.settings.positions)
-                return _Parcel(packed=pickle.dumps((self.task, self.procedure, files)))
+                return SharedWork(packed=pickle.dumps((self.task, self.procedure, files)))
         except Exception as error:  # the user's objects may raise anything
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
             message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split())).rstrip(".")
             self.stays_here = message or type(error).__name__
-            return _Parcel(here=(self.task, self.procedure))
+            return SharedWork(here=(self.task, self.procedure))
 
     def tasks(self) -> list[list[WorkerTask]]:
         """The unfinished work, in stages; the tasks of a stage may run in parallel.
@@ -164,16 +164,25 @@ class Comparison:
         timing = [
             WorkerTask("timing", _time, (settings, work), reports=True, label="time training steps", weight=weight)
         ]
-        stages = (training + memory, timing)  # timings need an idle machine
+        # Timings need an idle machine. Elsewhere memory follows training, so that the first machine is known then.
+        stages = (training + memory, timing) if self.executor is None else (training, memory, timing)
         return [[task for task in stage if not self.store.finished(task.name)] for stage in stages]
 
     def run(self, watch: Callable[[Event], None] | None = None) -> Results:
-        """Do the remaining work and return the results; every piece is stored when it finishes."""
+        """Do the remaining work and return the results; every piece is stored when it finishes.
+
+        Raises:
+            TrialsFailedError: an executor could not do some of it; the rest is stored.
+        """
         on_gpu = self.settings.device.startswith("cuda")
         gpus = torch.cuda.device_count() if self.settings.device == "cuda" else 1
         at_once = gpus if on_gpu else max(1, (os.cpu_count() or 1))
 
+        failed: dict[str, str] = {}
+
         def take(event: Event) -> None:
+            if event.kind == "failed":
+                failed[event.task.name] = event.value
             if event.kind == "finished":
                 self.store.add(event.task.name, event.value)
                 self._gather()
@@ -184,9 +193,47 @@ class Comparison:
             if self.stays_here is not None:
                 run_here(stage, take)
                 continue
-            for event in run_tasks(stage, min(at_once, MOST_AT_ONCE), a_gpu_each=on_gpu and gpus > 1):
+            for event in (
+                run_tasks(stage, min(at_once, MOST_AT_ONCE), a_gpu_each=on_gpu and gpus > 1)
+                if self.executor is None
+                else self._elsewhere(self.executor, stage)
+            ):
                 take(event)
+        if failed:
+            raise TrialsFailedError(summary(failed))
         return self._gather()
+
+    def _elsewhere(self, executor: Executor, stage: list[WorkerTask]) -> Iterator[Event]:
+        """Do a stage on other machines."""
+        shared, folder, trained = self._work.packed, self.store.folder, {job.id for job in self.jobs}
+        assert shared is not None
+
+        def parcel(task: WorkerTask) -> bytes:
+            trains = task.name in trained
+            within = f"{TRAINING}/{task.name}" if trains else None
+            return parcel_for(task, self.store.head, self.procedure, cost=not trains, folder=folder, within=within)
+
+        return run_on(executor, stage, parcel, shared, self._accept)
+
+    def _accept(self, task: WorkerTask, answer: Answer) -> None:
+        """Check the record that a worker answered, and store the files of its run.
+
+        Raises:
+            ResultsError: no record of that work.
+        """
+        job = next((one for one in self.jobs if one.id == task.name), None)
+        if job is not None:
+            (run,) = self._results([answer.record], []).records
+            if (run.id, run.seed, run.variant) != (job.id, job.seed, job.variant):
+                raise ResultsError(f"expected the record {job.id}; got {run.id}")
+        elif task.name == "timing":
+            typed(list[Cost], answer.record, "timing")
+        else:
+            typed(float | None, answer.record, task.name)
+        if answer.files:
+            make_folder(folder := self.store.folder / TRAINING / task.name)
+            for name, content in answer.files.items():
+                write_whole(folder / name, content)
 
     @random_state_kept()
     def model(self, name: str, seed: int) -> nn.Module:
@@ -212,6 +259,9 @@ class Comparison:
     def results(self) -> Results:
         """All finished work so far, as docs/results.md describes it."""
         records = [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)]
+        return self._results(records, self._costs())
+
+    def _results(self, records: list[Any], costs: list[Any]) -> Results:
         return read(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -220,7 +270,7 @@ class Comparison:
                 "task": self.described,
                 "mechanisms": self.mechanisms,
                 "records": records,
-                "costs": self._costs(),
+                "costs": costs,
             }
         )
 

@@ -240,9 +240,10 @@ def _learns(model: nn.Module) -> bool:
     return any(group["multiplier"] == 2.0 for group in groups)
 
 
-def default_folder(settings: ComparisonSettings) -> Path:
-    """A folder named by settings and environment, so that the same call on the same machine finds its results."""
-    whole = [settings.to_json(), plain(environment(settings.device))]
+def default_folder(settings: ComparisonSettings, where: Environment | None = None) -> Path:
+    """A folder named by settings and environment (by default this machine's), so that the same call on the same
+    machine finds its results."""
+    whole = [settings.to_json(), plain(environment(settings.device) if where is None else where)]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
     for key in ("images", "text"):

@@ -55,7 +55,8 @@ class Event:
     """An event of a piece of work.
 
     Attributes:
-        kind: "started" (value: the worker's number), "progress" (value: the report) or "finished" (value: the result).
+        kind: "started" (value: the worker's number, or its name), "progress" (value: the report), "finished" (value:
+            the result) or, on other machines, "failed" (value: why).
     """
 
     task: WorkerTask

@@ -1,0 +1,180 @@
+"""Work by an executor: figures equal those of one machine, whatever dies is tried again, and answers are checked."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import calls
+import pytest
+import work
+from calls import Compared
+
+import relpos
+from relpos.comparison.answer import Answer, opened, sealed
+from relpos.comparison.elsewhere import parcel_for
+from relpos.comparison.executors import TrialsFailedError, run_on, summary
+from relpos.comparison.trial import differing, head_of, trial, versions
+from relpos.comparison.workers import Event, WorkerTask
+from relpos.train import OURS
+
+TIMES = ("train_seconds", "environment", "peak_memory_mib", "step_ms", "ratio")
+
+
+def figures(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], dict[str, bytes]]:
+    """The results of a comparison apart from times, memory and machines; each run's trained model, and its losses."""
+    tree = json.loads((folder / "results.json").read_text())
+    for entry in [tree, *tree["records"], *tree["costs"]]:
+        for name in TIMES:
+            entry.pop(name, None)
+    models = {path.parent.name: path.read_bytes() for path in folder.glob("training/*/model.safetensors")}
+    losses = {path.parent.name: path.read_bytes() for path in folder.glob("training/*/losses.jsonl")}
+    assert len(models) == len(losses) == len(tree["records"])
+    return tree, models, losses
+
+
+def on_digits(out: Path, executor: Executor, positions: Sequence[str] = ("none", "relative_2d")) -> Compared:
+    """That of the fixture `digits`."""
+    options = {"positions": list(positions), "quick": True, "recipe": {"depth": 1}, "lr": 1e-3}
+    return calls.compare(out, **options, batch_size=32, executor=executor)
+
+
+class Now(Executor):
+    """Answers at once, in this process, by a function of the work's name."""
+
+    def __init__(self, answer: Callable[[bytes], Any]) -> None:
+        self.answer = answer
+        self.submitted = 0
+
+    def submit(self, fn: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        self.submitted += 1
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.answer(args[0]))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def parcel(task: WorkerTask) -> bytes:
+    return parcel_for(task, "test", OURS, cost=False)
+
+
+def events(executor: Executor, *tasks: WorkerTask, accept: Any = lambda *_: None) -> list[tuple[str, str, Any]]:
+    found: list[Event] = list(run_on(executor, tasks, parcel, b"", accept))
+    return [(event.task.name, event.kind, event.value) for event in found]
+
+
+DOUBLE = WorkerTask("double", work.double, (21,))
+
+
+@pytest.mark.slow
+def test_processes_of_an_executor_compute_the_same(tmp_path: Path, digits: Compared) -> None:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        result, lines = on_digits(tmp_path / "out", executor, ["none"])
+        assert next(line for line in lines if line.startswith("Done")).endswith("(1 of 3 done)")
+        _, lines = on_digits(tmp_path / "out", executor, ["none"])
+    assert "This comparison is finished" in lines[-1]
+    (_, trained, losses), (_, expected, their_losses) = figures(result.folder), figures(digits[0].folder)
+    name = "none--recipe--seed0"
+    assert (trained[name], losses[name]) == (expected[name], their_losses[name])
+    assert result.models["none", 0] is not None
+
+
+@pytest.mark.slow
+def test_what_work_does_is_its_answer() -> None:
+    """In a process of its own: the second of these ends it, and it ends with its worker."""
+    answers = {
+        task.name: opened(trial(parcel(task), b""), head_of(parcel(task))["key"])
+        for task in (DOUBLE, WorkerTask("vanish", work.vanish, (3,)), WorkerTask("divide", work.divide, (1,)))
+    }
+    assert (answers["double"].kind, answers["double"].record) == ("finished", 42)
+    assert answers["vanish"].kind == "lost"
+    assert answers["vanish"].error.endswith("ended with code 3 and said nothing")
+    assert answers["divide"].kind == "failed"
+    assert answers["divide"].error.endswith("ZeroDivisionError: division by zero\n")
+
+
+def answer(data: bytes, **changes: Any) -> bytes:
+    return sealed(replace(Answer(head_of(data)["key"], "w", record=42), **changes))
+
+
+@pytest.mark.parametrize(
+    ("answers", "kinds", "said"),
+    [
+        (answer, ["started", "finished"], 42),
+        (lambda data: answer(data, kind="failed", error="trace\nno"), ["started", "failed"], "trace\nno"),
+        (lambda data: answer(data, kind="lost", error="gone"), ["started", "failed"], "gone"),
+        (lambda data: answer(data, kind="refused", error="old torch"), ["started", "failed"], "old torch"),
+        (lambda data: b"bad", ["started", "failed"], "its answer cannot be used: it does not begin as"),
+    ],
+)
+def test_answers_become_events(answers: Any, kinds: list[str], said: Any) -> None:
+    """Work is sent three times where the worker may be at fault."""
+    executor = Now(answers)
+    found = events(executor, DOUBLE)
+    assert [kind for _, kind, _ in found] == kinds
+    assert found[-1][2] == said or found[-1][2].startswith(said)
+    assert executor.submitted == (1 if said in (42, "trace\nno") else 3)
+
+
+def test_what_fails_does_not_stop_the_rest() -> None:
+    def answers(data: bytes) -> bytes:
+        if head_of(data)["key"] == head_of(parcel(DOUBLE))["key"]:
+            raise BrokenProcessPool("a process died")
+        return answer(data)
+
+    found = events(Now(answers), DOUBLE, WorkerTask("other", work.double, (1,)))
+    assert ("other", "finished", 42) in found
+    failed = {name: value for name, kind, value in found if kind == "failed"}
+    assert failed == {"double": "BrokenProcessPool: a process died"}
+    assert summary({**failed, "x": "y"}) == (
+        "double failed: BrokenProcessPool: a process died (and 1 more: x). "
+        "The rest is finished and stored; the same command tries again."
+    )
+
+
+def test_a_worker_of_other_versions_refuses() -> None:
+    wanted = {**versions(), "torch": "1.0", "timm_of_old": "3"}
+    line = differing(wanted, "host")
+    assert line is not None
+    here = versions()["torch"]
+    assert line == (
+        f"expected torch 1.0, timm_of_old 3 on every worker; got torch {here}, timm_of_old none on host. "
+        "Install the same there, or stop that worker."
+    )
+    assert differing(versions(), "host") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        ({"record": {"id": "none--recipe--seed0"}}, "none--recipe--seed0 failed: the answer of w cannot be used"),
+        ({"record": None}, "failed: the answer of w cannot be used"),
+    ],
+)
+def test_a_record_of_something_else_is_not_stored(forged: Any, said: str, tmp_path: Path) -> None:
+    def answers(data: bytes) -> bytes:
+        honest = not head_of(data)["folder"]
+        return trial(data, b"") if honest and head_of(data)["cost"] else answer(data, **forged)
+
+    with pytest.raises(TrialsFailedError, match=said):
+        calls.compare(tmp_path / "out", positions=["none"], quick=True, recipe={"depth": 1}, executor=Now(answers))
+    assert not list((tmp_path / "out" / "records").glob("none*"))
+
+
+def test_another_version_is_an_error_before_anything_begins(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^expected torch .* on every worker"):
+        relpos.compare(
+            executor=Now(lambda data: answer(data, kind="refused", error="expected torch 1 on every worker")),
+            out=tmp_path / "a",
+        )
+    assert os.listdir(tmp_path) == [], "nothing was begun"
