@@ -235,6 +235,20 @@ def read_recipe(changes: Sequence[str], flag: str) -> dict[str, Any]:
     return fields_of_recipe
 
 
+def read_pairs(typed: Sequence[str], flag: str) -> dict[str, Any]:
+    """`["timeout_min=240", "partition=gpu"]` as names and values."""
+    pairs: dict[str, Any] = {}
+    for one in typed:
+        key, equals, value = (part.strip() for part in one.partition("="))
+        if not equals or not key.isidentifier():
+            raise ValueError(f"expected {flag} KEY=VALUE; got {flag} {one}. Write for example {flag} timeout_min=240.")
+        try:
+            pairs[key] = json.loads(value)
+        except ValueError:
+            pairs[key] = value  # a name needs no quotes
+    return pairs
+
+
 def write_recipe(changes: dict[str, Any]) -> list[str]:
     """The same, as typed."""
     return [

@@ -16,6 +16,7 @@ from relpos_command.option import (
     number,
     option,
     read_names,
+    read_pairs,
     read_recipe,
     read_size,
     read_width,
@@ -136,7 +137,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(DataOptions, MachineOptions):
-    """`relpos compare` and `relpos.compare`."""
+    """What `relpos compare` and `relpos.compare` are asked to compare."""
 
     positions: tuple[str, ...] | None = option(
         None,
@@ -188,6 +189,46 @@ class CompareRequest(DataOptions, MachineOptions):
     )
     out: Any = option(None, "folder for results", "DIR", default_in_words="one under runs/")
     quick: bool = option(False, "check that it works, in under a minute; ranks nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The machines that do the work. No figure depends on them, so no command that repeats a comparison has them."""
+
+    cluster: str | None = option(
+        None,
+        "do the work on other machines: the address of a Dask scheduler (tcp://HOST:8786), a file that it wrote, or "
+        "slurm (docs/scale.md)",
+        "WHERE",
+        default_in_words="this machine",
+    )
+    cost_worker: str | None = option(
+        None,
+        "with --cluster: the machine that measures time and memory (of Dask a worker's name or address, of Slurm a "
+        "node)",
+        "NAME",
+        default_in_words="the first",
+    )
+    cluster_tls: tuple[str, ...] | None = option(
+        None,
+        "with a Dask cluster that uses TLS: files of the certificate, its key and the authority, joined by commas",
+        "FILES",
+        read=read_names,
+    )
+    slurm: Mapping[str, Any] | None = option(
+        None,
+        "with --cluster slurm: a parameter of submitit, such as timeout_min=240 or partition=gpu; may be repeated",
+        "KEY=VALUE",
+        type=each,
+        repeated=True,
+        read=read_pairs,
+    )
+    shared: str | None = option(None, "with --cluster slurm: a folder that all nodes see, for jobs and results", "DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(CompareRequest, ClusterOptions):
+    """`relpos compare`, which may use other machines; in Python that is an executor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +411,7 @@ class Verb:
 
 
 VERBS = {
-    "compare": Verb("train the same model with each position mechanism and compare the results", CompareRequest),
+    "compare": Verb("train the same model with each position mechanism and compare the results", CompareCommand),
     "report": Verb("a finished comparison again: its table, a figure for a paper, LaTeX, CSV", ReportRequest),
     "bundle": Verb("a finished comparison as one file to share, without data or names of people", BundleRequest),
     "train": Verb("train one model and save its weights", TrainRequest),

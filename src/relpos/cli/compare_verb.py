@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from relpos.cli.progress import say
 
 if TYPE_CHECKING:
-    from relpos_command.requests import CompareRequest
+    from relpos_command.requests import CompareCommand
 
 
 LIBRARIES = ("accelerate", "sklearn.datasets", "relpos.comparison.entry")
 
 
-def require_names(request: CompareRequest) -> None:
+def require_names(request: CompareCommand) -> None:
     """Raise if a named mechanism does not exist."""
     from relpos.position import find
     from relpos.position.base.outside import with_files
@@ -25,16 +25,18 @@ def require_names(request: CompareRequest) -> None:
             find(with_files(name))
 
 
-def run(request: CompareRequest) -> None:
+def run(request: CompareCommand) -> None:
     """Run the verb."""
     from rich.console import Console
 
     from relpos.cli.bar_display import BarDisplay
+    from relpos.comparison.cluster import executor_of
     from relpos.comparison.entry import answer
     from relpos.report.terminal import render_terminal
 
     console = Console()
-    result = answer(request, BarDisplay(console))
+    with executor_of(request) as executor:
+        result = answer(request, BarDisplay(console), executor)
     console.print(render_terminal(result.results, width=console.width), crop=False)
     say(console, f"Page:    {result.page}")
     say(console, f"Results: {result.folder / 'results.json'}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.answer import Answer
-from relpos.comparison.executors import run_on
+from relpos.comparison.executors import ClusterExecutor, run_on
 from relpos.comparison.settings import environment
 from relpos.comparison.trial import parcel_of, versions
 from relpos.comparison.workers import WorkerTask
@@ -50,7 +50,8 @@ def parcel_for(
     """
     wanted = wanted_versions(procedure)
     key = hashlib.sha256(json.dumps([comparison, wanted, task.name], sort_keys=True).encode()).hexdigest()
-    return parcel_of(task, {"key": key, "versions": wanted, "cost": cost, "folder": within}, folder)
+    head = {"key": key, "versions": wanted, "cost": cost, "alone": task.name == "timing", "folder": within}
+    return parcel_of(task, head, folder)
 
 
 def machine_of(executor: Executor, device: str, procedure: Procedure) -> tuple[str, Environment]:
@@ -71,7 +72,9 @@ def machine_of(executor: Executor, device: str, procedure: Procedure) -> tuple[s
     def parcel(one: WorkerTask) -> bytes:
         return parcel_for(one, device, procedure, cost=True)
 
-    for event in run_on(executor, [task], parcel, b"", accept):
+    if isinstance(executor, ClusterExecutor):
+        executor.require_versions(wanted_versions(procedure))
+    for event in run_on(executor, [task], parcel, b"", accept, keep=True):
         if event.kind == "failed":
             raise ValueError(event.value.strip().splitlines()[-1].removeprefix("ValueError: "))
     return found[0]

@@ -1,9 +1,6 @@
 """Pieces of work by an executor of other machines: the events of `workers.run_tasks`, from answers as bytes.
 
-Any `concurrent.futures.Executor` does. One that lies beside this file may also have
-
-    running()           {key: the worker that does it}, for the display
-    leave_out(worker)   send nothing to a worker any more, which has other versions
+Any `concurrent.futures.Executor` does; a `ClusterExecutor` knows its workers.
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from typing import Any
 
 from relpos.comparison.answer import Answer, opened
 from relpos.comparison.trial import head_of, trial
@@ -29,6 +25,24 @@ class GivenUp(Exception):
     """An executor's own error for work that it has tried often enough; the message says why."""
 
 
+class ClusterExecutor(Executor):
+    """An executor that knows its workers."""
+
+    def require_versions(self, wanted: dict[str, str]) -> None:
+        """Raise a `ValueError` of one line unless all workers that can be asked have these versions."""
+
+    def running(self) -> dict[str, str]:
+        """What runs, by its key, and the name of its worker."""
+        raise NotImplementedError
+
+    def forget(self, key: str) -> None:
+        """Remove what is kept of work that is stored."""
+
+    def leave_out(self, worker: str) -> bool:
+        """Send nothing to a worker any more, which has other versions; whether that is possible."""
+        return False
+
+
 class TrialsFailedError(WorkerError):
     """Some pieces of work failed, and the others are finished; the message names them in one line."""
 
@@ -39,6 +53,8 @@ def run_on(
     parcel: Callable[[WorkerTask], bytes],
     shared: bytes,
     accept: Callable[[WorkerTask, Answer], None],
+    *,
+    keep: bool = False,
 ) -> Iterator[Event]:
     """Send every task to an executor and yield events as they come.
 
@@ -46,7 +62,8 @@ def run_on(
 
     Args:
         parcel: what to send for a task. shared: what goes with each.
-        accept: receives the answer of finished work, checks it and stores its files.
+        accept: receives the answer of finished work, checks it and stores its files. keep: whether the executor keeps
+            the answer, too, for the same work to come.
 
     Raises:
         WriteError: from `accept`.
@@ -77,9 +94,11 @@ def run_on(
                         if task.name not in begun:
                             yield Event(task, "started", answer.worker)
                         yield Event(task, "finished", answer.record)
+                        if not keep and isinstance(executor, ClusterExecutor):  # the event's receiver has stored it
+                            executor.forget(keys[task.name])
                         continue
-                if answer is not None and answer.kind == "refused" and hasattr(executor, "leave_out"):
-                    executor.leave_out(answer.worker)
+                refused = answer.worker if answer is not None and answer.kind == "refused" else None
+                if refused and isinstance(executor, ClusterExecutor) and executor.leave_out(refused):
                     waiting.append(task)
                     continue
                 tries[task.name] += 1
@@ -128,12 +147,12 @@ def _started(
     executor: Executor, futures: dict[Future[bytes], WorkerTask], keys: dict[str, str]
 ) -> Iterator[tuple[WorkerTask, str]]:
     """The tasks that a worker has begun, as far as the executor knows."""
-    known: dict[str, Any] | None = executor.running() if hasattr(executor, "running") else None
+    known = executor.running() if isinstance(executor, ClusterExecutor) else None
     for future, task in futures.items():
         if known is None and future.running():
             yield task, ""
         elif known is not None and keys[task.name] in known:
-            yield task, str(known[keys[task.name]])
+            yield task, known[keys[task.name]]
 
 
 def summary(failed: dict[str, str]) -> str:

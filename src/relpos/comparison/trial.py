@@ -128,7 +128,7 @@ def _split(parcel: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def worker_name() -> str:
-    """The address of this Dask worker, or the name of this machine."""
+    """The address of this Dask worker, or the name of this machine, as Slurm has it."""
     if "distributed" in sys.modules:
         from distributed import get_worker
 
@@ -136,7 +136,7 @@ def worker_name() -> str:
             return str(get_worker().address)
         except ValueError:  # this process is none
             pass
-    return platform.node()
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def trial(parcel: bytes, shared: bytes) -> bytes:

@@ -1,0 +1,215 @@
+"""Work as jobs of Slurm, by submitit. All is in a folder that every node sees:
+
+    DIR/spool/KEY.parcel      what a job is to do, written by this process
+    DIR/spool/KEY.job         the number of its job
+    DIR/spool/KEY.answer      what it answered, written whole by the job
+    DIR/spool/SHA.shared      what parcels have in common, by the checksum of its content
+    DIR/submitit/             submitit's own files, with the output of jobs
+
+An answer is read from the spool as bytes (`answer.py`); submitit's pickled results are never opened. Jobs go on without
+this process, and the same command finds them by their keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relpos.comparison.answer import BYTES_AT_MOST, opened
+from relpos.comparison.executors import ClusterExecutor, GivenUp
+from relpos.comparison.trial import head_of, trial
+from relpos.core.checks import fail
+from relpos.files.reading import MIB, FileError, read_file, read_json
+from relpos.files.writing import make_folder, require_writable, write_json, write_whole
+
+_POLL = 2.0
+"""Seconds between two looks into the spool."""
+_PATIENCE = 60.0
+"""Seconds after which a job that has ended counts as lost if its answer is not seen: shared disks are late."""
+_OF_THE_USER = {
+    "TIMEOUT": "reached its time limit; allow more: --slurm timeout_min=MINUTES",
+    "CANCELLED": "was cancelled",
+}
+"""Ends of a job that another job would not change."""
+
+
+@dataclass
+class _Work:
+    """A piece of work: its job, and when the job was first seen to have ended without an answer."""
+
+    key: str
+    future: Future[bytes]
+    job: Any = None
+    ended: float | None = None
+
+
+class SlurmExecutor(ClusterExecutor):
+    """Submits work as jobs.
+
+    Args:
+        folder: a folder that all nodes see. parameters: submitit's.
+        cost_node: the node that measures costs; by default that of the first answer.
+        cluster: "slurm", or "local" for processes of this machine. poll, patience: seconds.
+
+    Raises:
+        ValueError: submitit refuses a parameter, or there is no Slurm. One line.
+        WriteError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parameters: dict[str, Any],
+        *,
+        cost_node: str | None = None,
+        cluster: str = "slurm",
+        poll: float = _POLL,
+        patience: float = _PATIENCE,
+    ) -> None:
+        import submitit
+
+        require_writable(folder)
+        make_folder(folder.absolute() / "spool")
+        self._spool, self._poll, self._patience = folder.absolute() / "spool", poll, patience
+        self._jobs_folder, self._cluster = (
+            folder.absolute() / "submitit",
+            cluster,
+        )
+        self._parameters, self._cost_node = parameters, cost_node
+        try:
+            self._executor({})
+        except (RuntimeError, NameError, AssertionError, ValueError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            fail("Slurm, with parameters that submitit knows", why, "Correct --slurm, or run this where sbatch is.")
+        self._job_class = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
+        self._work: dict[str, _Work] = {}
+        self._lock, self._stopped = threading.RLock(), threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def submit(self, fn: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        """Submit `trial(parcel, shared)`; if the spool has its answer or its job, take those."""
+        parcel, shared = args
+        head = head_of(parcel)
+        one = _Work(head["key"], Future())
+        with self._lock:
+            if not self._is_answered(one) and not self._attach(one):
+                common = self._spool / f"{hashlib.sha256(shared).hexdigest()}.shared"
+                if not common.exists():
+                    write_whole(common, shared)
+                write_whole(self._path(one.key, "parcel"), parcel)
+                one.job = self._send(head, self._path(one.key, "parcel"), common, self._path(one.key, "answer"))
+                write_json(self._path(one.key, "job"), {"id": one.job.job_id})
+            self._work[one.key] = one
+        return one.future
+
+    def _path(self, key: str, kind: str) -> Path:
+        return self._spool / f"{key}.{kind}"
+
+    def _is_answered(self, one: _Work) -> bool:
+        """Whether the spool has the answer of finished work; another answer is removed, with its job."""
+        if not self._path(one.key, "answer").exists():
+            return False
+        try:
+            finished = opened(read_file(self._path(one.key, "answer"), BYTES_AT_MOST), one.key).kind == "finished"
+        except FileError:
+            finished = False
+        if not finished:
+            self.forget(one.key)
+        return finished
+
+    def _attach(self, one: _Work) -> bool:
+        """Take the job that an earlier command submitted, if there is one; it may have ended."""
+        try:
+            number = read_json(self._path(one.key, "job"), MIB)["id"]
+        except (FileError, KeyError, TypeError):
+            return False
+        if not isinstance(number, str) or not number.isdecimal():
+            return False
+        one.job = self._job_class(folder=self._jobs_folder, job_id=number)
+        return True
+
+    def _executor(self, more: dict[str, Any]) -> Any:
+        """Submitit's executor with the parameters and some more."""
+        import submitit
+
+        executor = submitit.AutoExecutor(self._jobs_folder, cluster=self._cluster)
+        generic = executor._typed_parameters()
+        own = {**self._parameters, **more}
+        named = {name if name in generic else f"slurm_{name}": value for name, value in own.items()}
+        executor.update_parameters(**{"name": "relpos", **named})
+        return executor
+
+    def _send(self, head: dict[str, Any], *files: Path) -> Any:
+        """Submit a job; one that measures goes to the machine of measurements, one that times is alone there."""
+        more: dict[str, Any] = {}
+        if head["cost"] and self._cost_node is not None:
+            more["additional_parameters"] = {
+                **(self._parameters.get("additional_parameters") or {}),
+                "nodelist": self._cost_node,
+            }
+        if head["alone"]:
+            more["exclusive"] = True
+        return self._executor(more).submit(_do, *files)
+
+    def _watch(self) -> None:
+        """Until `shutdown`: complete the futures."""
+        while not self._stopped.wait(self._poll):
+            with self._lock:
+                waiting = [one for one in self._work.values() if not one.future.done()]
+                try:
+                    there = {path.name for path in self._spool.iterdir()}  # newer than what a shared disk remembers
+                    for one in waiting:
+                        self._look(one, there)
+                except OSError:  # the disk is away; the next look may succeed
+                    continue
+
+    def _look(self, one: _Work, there: set[str]) -> None:
+        """See whether a piece of work is answered, or its job lost."""
+        if f"{one.key}.answer" in there:
+            try:
+                data = read_file(self._path(one.key, "answer"), BYTES_AT_MOST)
+                if self._cost_node is None:
+                    self._cost_node = opened(data, one.key).worker
+            except FileError as error:
+                self._lose(one, ValueError(f"its answer cannot be used: {error}"))
+            else:
+                one.future.set_result(data)
+        elif one.job is not None and one.job.done():
+            one.ended = time.monotonic() if one.ended is None else one.ended
+            state = next((state for state in _OF_THE_USER if one.job.state.upper().startswith(state)), None)
+            if state is not None:
+                self._lose(one, GivenUp(f"its job {one.job.job_id} {_OF_THE_USER[state]}"))
+            elif time.monotonic() - one.ended > self._patience:
+                said = f"its job {one.job.job_id} ended without an answer; {one.job.paths.stderr} may say why"
+                self._lose(one, RuntimeError(said))
+
+    def _lose(self, one: _Work, error: Exception) -> None:
+        self.forget(one.key)
+        one.future.set_exception(error)
+
+    def running(self) -> dict[str, str]:
+        """The jobs that run."""
+        with self._lock:
+            known = [one for one in self._work.values() if one.job is not None and not one.future.done()]
+            return {one.key: f"job {one.job.job_id}" for one in known if one.job.state.upper() == "RUNNING"}
+
+    def forget(self, key: str) -> None:
+        """Remove a piece of work from the spool."""
+        for kind in ("job", "answer", "parcel"):
+            self._path(key, kind).unlink(missing_ok=True)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Stop looking; jobs go on."""
+        self._stopped.set()
+        self._watcher.join()
+
+
+def _do(parcel: Path, shared: Path, answer: Path) -> None:
+    """A job."""
+    write_whole(answer, trial(parcel.read_bytes(), shared.read_bytes()))
