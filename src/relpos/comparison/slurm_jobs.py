@@ -201,6 +201,8 @@ class SlurmExecutor(ClusterExecutor):
 
     def forget(self, key: str) -> None:
         """Remove a piece of work from the spool."""
+        with self._lock:
+            self._work.pop(key, None)
         for kind in ("job", "answer", "parcel"):
             self._path(key, kind).unlink(missing_ok=True)
 
