@@ -18,10 +18,11 @@ import work
 from calls import Compared
 
 import relpos
+from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.answer import Answer, opened, sealed
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
-from relpos.comparison.trial import differing, head_of, trial, versions
+from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.train import OURS
 
@@ -151,6 +152,21 @@ def test_a_worker_of_other_versions_refuses() -> None:
         "Install the same there, or stop that worker."
     )
     assert differing(versions(), "host") is None
+
+
+def test_another_model_of_that_name_refuses(tmp_path: Path) -> None:
+    """A folder of transformers that differs from the coordinator's."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    model = LibraryModel(f"hf:{tmp_path}")
+    procedure = replace(OURS, build=model)
+    head = head_of(parcel_for(DOUBLE, "test", procedure, cost=False, model=model.described()))
+    assert _other_model(head, "host") is None
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    line = _other_model(head, "host")
+    assert line is not None
+    assert line.startswith(f"expected the model {head['model'][1]} on every worker; got hf:")
+    assert line.endswith(" on host. Copy its folder there.")
 
 
 @pytest.mark.slow

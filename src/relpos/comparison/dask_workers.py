@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.comparison.executors import ClusterExecutor, GivenUp
-from relpos.comparison.trial import head_of, trial, versions
+from relpos.comparison.trial import head_of, versions
 from relpos.core.checks import fail
 
 _PATIENCE = 60
@@ -93,7 +93,7 @@ class DaskExecutor(ClusterExecutor):
                 fail(f"{expected} on every worker", f"{got} on {address}", "Install the same there, or stop it.")
 
     def submit(self, fn: Any, /, *args: Any, **_: Any) -> Future[Any]:
-        """Submit `trial(parcel, shared)`."""
+        """Submit `fn(parcel, shared)`, which is `trial`."""
         parcel, shared = args
         head = head_of(parcel)
         if self._shared is None or self._shared[0] is not shared:  # sent once, then from worker to worker
@@ -108,9 +108,7 @@ class DaskExecutor(ClusterExecutor):
             workers = [address for address in self._workers() if address not in self._left_out]
             if not workers:
                 raise GivenUp(f"no worker has the versions of this machine: {', '.join(sorted(self._left_out))}")
-        asked = self._client.submit(
-            trial, parcel, self._shared[1], key=_PREFIX + head["key"], workers=workers, retries=0
-        )
+        asked = self._client.submit(fn, parcel, self._shared[1], key=_PREFIX + head["key"], workers=workers, retries=0)
         future: Future[Any] = Future()
 
         def take(done: Any) -> None:

@@ -41,16 +41,21 @@ def parcel_for(
     cost: bool,
     folder: Path | None = None,
     within: str | None = None,
+    model: str | None = None,
 ) -> bytes:
     """What is sent for a task.
 
     Args:
         comparison: JSON values that tell this comparison from others. cost: whether the task measures time or memory.
         folder: as in `parcel_of`. within: the folder in it whose files come back.
+        model: a library's model as it describes itself here, with a fingerprint of its files.
     """
     wanted = wanted_versions(procedure)
     key = hashlib.sha256(json.dumps([comparison, wanted, task.name], sort_keys=True).encode()).hexdigest()
     head = {"key": key, "versions": wanted, "cost": cost, "alone": task.name == "timing", "folder": within}
+    build = procedure.build
+    if isinstance(build, LibraryModel) and model is not None:
+        head["model"] = [build.name, model]
     return parcel_of(task, head, folder)
 
 

@@ -211,7 +211,15 @@ class Comparison:
         def parcel(task: WorkerTask) -> bytes:
             trains = task.name in trained
             within = f"{TRAINING}/{task.name}" if trains else None
-            return parcel_for(task, self.store.head, self.procedure, cost=not trains, folder=folder, within=within)
+            return parcel_for(
+                task,
+                self.store.head,
+                self.procedure,
+                cost=not trains,
+                folder=folder,
+                within=within,
+                model=self.settings.model,
+            )
 
         return run_on(executor, stage, parcel, shared, self._accept)
 

@@ -13,10 +13,11 @@ this process, and the same command finds them by their keys.
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ _POLL = 2.0
 """Seconds between two looks into the spool."""
 _PATIENCE = 60.0
 """Seconds after which a job that has ended counts as lost if its answer is not seen: shared disks are late."""
+_BETWEEN = 10.0
+"""Seconds between two questions to Slurm."""
+_ALIVE = {
+    "COMPLETING", "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "RUNNING",
+    "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UNKNOWN",
+}  # fmt: skip
 _OF_THE_USER = {
     "TIMEOUT": "reached its time limit; allow more: --slurm timeout_min=MINUTES",
     "CANCELLED": "was cancelled",
@@ -40,11 +47,12 @@ _OF_THE_USER = {
 
 @dataclass
 class _Work:
-    """A piece of work: its job, and when the job was first seen to have ended without an answer."""
+    """A piece of work: its job, and when that was first seen to have ended without an answer."""
 
     key: str
     future: Future[bytes]
     job: Any = None
+    sent: float = field(default_factory=time.monotonic)
     ended: float | None = None
 
 
@@ -88,6 +96,8 @@ class SlurmExecutor(ClusterExecutor):
             fail("Slurm, with parameters that submitit knows", why, "Correct --slurm, or run this where sbatch is.")
         self._job_class = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
         self._work: dict[str, _Work] = {}
+        self._queue: dict[str, str] = {}
+        self._asked = 0.0
         self._lock, self._stopped = threading.RLock(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -162,6 +172,7 @@ class SlurmExecutor(ClusterExecutor):
         while not self._stopped.wait(self._poll):
             with self._lock:
                 waiting = [one for one in self._work.values() if not one.future.done()]
+                self._ask()
                 try:
                     there = {path.name for path in self._spool.iterdir()}  # newer than what a shared disk remembers
                     for one in waiting:
@@ -180,14 +191,31 @@ class SlurmExecutor(ClusterExecutor):
                 self._lose(one, ValueError(f"its answer cannot be used: {error}"))
             else:
                 one.future.set_result(data)
-        elif one.job is not None and one.job.done():
+        elif one.job is not None and (state := self._state(one)) not in _ALIVE:
             one.ended = time.monotonic() if one.ended is None else one.ended
-            state = next((state for state in _OF_THE_USER if one.job.state.upper().startswith(state)), None)
-            if state is not None:
+            if state in _OF_THE_USER:
                 self._lose(one, GivenUp(f"its job {one.job.job_id} {_OF_THE_USER[state]}"))
             elif time.monotonic() - one.ended > self._patience:
                 said = f"its job {one.job.job_id} ended without an answer; {one.job.paths.stderr} may say why"
                 self._lose(one, RuntimeError(said))
+
+    def _state(self, one: _Work) -> str:
+        """The state of a job in Slurm's words."""
+        if self._cluster != "slurm":
+            return str(one.job.state).upper()
+        return self._queue.get(one.job.job_id, "GONE" if one.sent < self._asked else "UNKNOWN")
+
+    def _ask(self) -> None:
+        """Read the queue, unless it was read just now: `sacct`, which submitit asks, needs a data base."""
+        if self._cluster != "slurm" or time.monotonic() - self._asked < _BETWEEN:
+            return
+        begun = time.monotonic()
+        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i %T"]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout
+        except (OSError, subprocess.SubprocessError):  # Slurm is away; jobs may go on
+            return
+        self._queue, self._asked = dict(line.split() for line in found.splitlines()), begun
 
     def _lose(self, one: _Work, error: Exception) -> None:
         self.forget(one.key)
@@ -197,7 +225,7 @@ class SlurmExecutor(ClusterExecutor):
         """The jobs that run."""
         with self._lock:
             known = [one for one in self._work.values() if one.job is not None and not one.future.done()]
-            return {one.key: f"job {one.job.job_id}" for one in known if one.job.state.upper() == "RUNNING"}
+            return {one.key: f"job {one.job.job_id}" for one in known if self._state(one) == "RUNNING"}
 
     def forget(self, key: str) -> None:
         """Remove a piece of work from the spool."""

@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.answer import BYTES_AT_MOST, Answer, sealed
 from relpos.comparison.workers import WorkerTask, main_left_out
 from relpos.data import Task
@@ -107,7 +108,8 @@ def parcel_of(task: WorkerTask, head: dict[str, Any], folder: Path | None = None
 
     Args:
         head: JSON values to be read without unpickling: "key", which names the work; "versions"; "cost", whether it
-            measures time or memory; "folder", the one within `folder` whose files come back.
+            measures time or memory; "folder", the one within `folder` whose files come
+                back; "model", the name of a library's model, and how it describes itself.
         folder: the object among the arguments in whose place a worker has its own folder.
     """
     text, packed = json.dumps(head).encode(), io.BytesIO()
@@ -193,6 +195,9 @@ def main() -> None:
     files = folder / _FILES
     files.mkdir()
     try:
+        if odd := _other_model(head, where):
+            write_whole(folder / _ANSWER, sealed(Answer(head["key"], where, "refused", error=odd)))
+            return
         work = SharedWork(packed=shared)
         function, arguments, reports = _Unpickler(io.BytesIO(packed), work, files).load()
         record = function(*arguments, *([_nothing] if reports else []))
@@ -204,6 +209,15 @@ def main() -> None:
     except Exception:
         answer = sealed(Answer(head["key"], where, "failed", error=traceback.format_exc()))
     write_whole(folder / _ANSWER, answer)
+
+
+def _other_model(head: dict[str, Any], where: str) -> str | None:
+    """The line that refuses this machine because a library's model differs from the coordinator's."""
+    name, model = head.get("model") or (None, None)
+    here = None if name is None else LibraryModel(name).described()
+    if here == model:
+        return None
+    return f"expected the model {model} on every worker; got {here} on {where}. Copy its folder there."
 
 
 def _block() -> bytes:
