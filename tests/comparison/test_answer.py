@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from relpos.comparison.answer import Answer, opened, sealed
+from relpos.comparison.answer import WorkerAnswer, opened, sealed
 from relpos.files.reading import FileError
 
-ANSWER = Answer("k", "host", record={"x": 1.5}, files={"losses.jsonl": b"{}\n", "model.safetensors": b"\0\1"})
+ANSWER = WorkerAnswer("k", "host", record={"x": 1.5}, files={"losses.jsonl": b"{}\n", "model.safetensors": b"\0\1"})
 
 
 def with_head(**changes: Any) -> bytes:

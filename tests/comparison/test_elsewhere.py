@@ -19,7 +19,7 @@ from calls import Compared
 
 import relpos
 from relpos.adapters.library_models import LibraryModel
-from relpos.comparison.answer import Answer, opened, sealed
+from relpos.comparison.answer import WorkerAnswer, opened, sealed
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
 from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
@@ -104,7 +104,7 @@ def test_what_work_does_is_its_answer() -> None:
 
 
 def answer(data: bytes, **changes: Any) -> bytes:
-    return sealed(replace(Answer(head_of(data)["key"], "w", record=42), **changes))
+    return sealed(replace(WorkerAnswer(head_of(data)["key"], "w", record=42), **changes))
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ _DIGEST, _LENGTH = 32, 8
 _FILES_AT_MOST = 100
 _NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 
-Kind = Literal["finished", "failed", "lost", "refused"]
+Outcome = Literal["finished", "failed", "lost", "refused"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerAnswer:
     """What a worker answers.
 
     Attributes:
@@ -43,13 +43,13 @@ class Answer:
 
     key: str
     worker: str
-    kind: Kind = "finished"
+    kind: Outcome = "finished"
     record: Any = None
     error: str = ""
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
 
 
-def sealed(answer: Answer) -> bytes:
+def sealed(answer: WorkerAnswer) -> bytes:
     """The bytes of an answer.
 
     Raises:
@@ -65,7 +65,7 @@ def sealed(answer: Answer) -> bytes:
     return b"".join([_MAGIC, hashlib.sha256(head).digest(), length, head, *answer.files.values()])
 
 
-def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> Answer:
+def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> WorkerAnswer:
     """The answer in bytes from a worker, which may be anything.
 
     Raises:
@@ -88,10 +88,17 @@ def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> Answer:
     if not isinstance(tree, dict) or tree.get("key") != key:
         raise FileError("it answers other work")
     worker, kind, error, listed = (tree.get(name) for name in ("worker", "kind", "error", "files"))
-    if not (isinstance(worker, str) and isinstance(error, str) and kind in get_args(Kind) and isinstance(listed, list)):
+    if not (
+        isinstance(worker, str) and isinstance(error, str) and kind in get_args(Outcome) and isinstance(listed, list)
+    ):
         raise FileError("its head lacks the worker, the kind, the error or the files")
-    return Answer(
-        key, worker, cast("Kind", kind), tree.get("record"), error, _files(memoryview(data)[start + length :], listed)
+    return WorkerAnswer(
+        key,
+        worker,
+        cast("Outcome", kind),
+        tree.get("record"),
+        error,
+        _files(memoryview(data)[start + length :], listed),
     )
 
 

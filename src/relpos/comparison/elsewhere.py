@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.adapters.library_models import LibraryModel
-from relpos.comparison.answer import Answer
+from relpos.comparison.answer import WorkerAnswer
 from relpos.comparison.executors import ClusterExecutor, run_on
 from relpos.comparison.settings import environment
 from relpos.comparison.trial import parcel_of, versions
@@ -68,7 +68,7 @@ def machine_of(executor: Executor, device: str, procedure: Procedure) -> tuple[s
     task = WorkerTask("environment", _machine, (device,))
     found: list[tuple[str, Environment]] = []
 
-    def accept(_: WorkerTask, answer: Answer) -> None:
+    def accept(_: WorkerTask, answer: WorkerAnswer) -> None:
         record = answer.record
         if not isinstance(record, dict) or not isinstance(record.get("device"), str):
             raise FileError("it names no device")

@@ -5,11 +5,12 @@ Any `concurrent.futures.Executor` does; a `ClusterExecutor` knows its workers.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 
-from relpos.comparison.answer import Answer, opened
+from relpos.comparison.answer import WorkerAnswer, opened
 from relpos.comparison.trial import head_of, trial
 from relpos.comparison.workers import Event, WorkerError, WorkerTask
 from relpos.files.reading import FileError
@@ -52,7 +53,7 @@ def run_on(
     tasks: Sequence[WorkerTask],
     parcel: Callable[[WorkerTask], bytes],
     shared: bytes,
-    accept: Callable[[WorkerTask, Answer], None],
+    accept: Callable[[WorkerTask, WorkerAnswer], None],
     *,
     keep: bool = False,
 ) -> Iterator[Event]:
@@ -72,7 +73,7 @@ def run_on(
     keys = {task.name: head_of(parcels[task.name])["key"] for task in tasks}
     tries: Counter[str] = Counter()
     futures: dict[Future[bytes], WorkerTask] = {}
-    waiting, begun = list(tasks), set[str]()
+    waiting, begun, looked = list(tasks), set[str](), 0.0
     try:
         while waiting or futures:
             failed: list[tuple[WorkerTask, str]] = []
@@ -111,6 +112,9 @@ def run_on(
                 if task.name not in begun:
                     yield Event(task, "started", "")
                 yield Event(task, "failed", why)
+            if time.monotonic() - looked < _POLL:
+                continue
+            looked = time.monotonic()
             for task, worker in _started(executor, futures, keys):
                 if task.name not in begun:
                     begun.add(task.name)
@@ -124,7 +128,7 @@ def _error(future: Future[bytes]) -> BaseException | None:
     return None if future.cancelled() else future.exception()
 
 
-def _outcome(future: Future[bytes], key: str) -> tuple[Answer | None, str]:
+def _outcome(future: Future[bytes], key: str) -> tuple[WorkerAnswer | None, str]:
     """The answer and its error; without one, why there is none."""
     if future.cancelled():
         return None, "it was cancelled"

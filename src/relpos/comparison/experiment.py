@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from torch import nn
 
 from relpos import data
 from relpos.comparison import cost
-from relpos.comparison.answer import Answer
+from relpos.comparison.answer import WorkerAnswer
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
 from relpos.comparison.run import run
@@ -109,6 +110,7 @@ class Comparison:
         self.settings, self.task, self.procedure, self.executor = settings, task, procedure, executor
         self.environment = environment_here(settings.device) if environment is None else environment
         self.stays_here: str | None = None
+        self._gather_from = 0.0
         if executor is not None and self._work.packed is None:
             expected = "a model and data that can be sent to other machines"
             fail(expected, str(self.stays_here), "Put functions into a file: FILE.py:NAME.")
@@ -185,7 +187,7 @@ class Comparison:
                 failed[event.task.name] = event.value
             if event.kind == "finished":
                 self.store.add(event.task.name, event.value)
-                self._gather()
+                self._gather_now_and_then()
             if watch is not None:
                 watch(event)
 
@@ -200,6 +202,7 @@ class Comparison:
             ):
                 take(event)
         if failed:
+            self._gather()
             raise TrialsFailedError(summary(failed))
         return self._gather()
 
@@ -223,7 +226,7 @@ class Comparison:
 
         return run_on(executor, stage, parcel, shared, self._accept)
 
-    def _accept(self, task: WorkerTask, answer: Answer) -> None:
+    def _accept(self, task: WorkerTask, answer: WorkerAnswer) -> None:
         """Check the record that a worker answered, and store the files of its run.
 
         Raises:
@@ -291,6 +294,13 @@ class Comparison:
             name = f"memory--{entry[self.settings.key]}--{index}"
             entry["peak_memory_mib"] = self.store.get(name) if self.store.has(name) else None
         return entries
+
+    def _gather_now_and_then(self) -> None:
+        """Gather, unless that would take more than a tenth of the time: it reads every record."""
+        begun = time.monotonic()
+        if begun >= self._gather_from:
+            self._gather()
+            self._gather_from = time.monotonic() + 10 * (time.monotonic() - begun)
 
     def _gather(self) -> Results:
         results = self.results()

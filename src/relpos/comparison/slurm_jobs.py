@@ -13,6 +13,7 @@ this process, and the same command finds them by their keys.
 from __future__ import annotations
 
 import hashlib
+import signal
 import subprocess
 import threading
 import time
@@ -46,7 +47,7 @@ _OF_THE_USER = {
 
 
 @dataclass
-class _Work:
+class _SpooledWork:
     """A piece of work: its job, and when that was first seen to have ended without an answer."""
 
     key: str
@@ -95,7 +96,7 @@ class SlurmExecutor(ClusterExecutor):
             why = (str(error).splitlines() or [type(error).__name__])[0]
             fail("Slurm, with parameters that submitit knows", why, "Correct --slurm, or run this where sbatch is.")
         self._job_class = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
-        self._work: dict[str, _Work] = {}
+        self._work: dict[str, _SpooledWork] = {}
         self._queue: dict[str, str] = {}
         self._asked = 0.0
         self._lock, self._stopped = threading.RLock(), threading.Event()
@@ -106,7 +107,7 @@ class SlurmExecutor(ClusterExecutor):
         """Submit `trial(parcel, shared)`; if the spool has its answer or its job, take those."""
         parcel, shared = args
         head = head_of(parcel)
-        one = _Work(head["key"], Future())
+        one = _SpooledWork(head["key"], Future())
         with self._lock:
             if not self._is_answered(one) and not self._attach(one):
                 common = self._spool / f"{hashlib.sha256(shared).hexdigest()}.shared"
@@ -121,7 +122,7 @@ class SlurmExecutor(ClusterExecutor):
     def _path(self, key: str, kind: str) -> Path:
         return self._spool / f"{key}.{kind}"
 
-    def _is_answered(self, one: _Work) -> bool:
+    def _is_answered(self, one: _SpooledWork) -> bool:
         """Whether the spool has the answer of finished work; another answer is removed, with its job."""
         if not self._path(one.key, "answer").exists():
             return False
@@ -133,7 +134,7 @@ class SlurmExecutor(ClusterExecutor):
             self.forget(one.key)
         return finished
 
-    def _attach(self, one: _Work) -> bool:
+    def _attach(self, one: _SpooledWork) -> bool:
         """Take the job that an earlier command submitted, if there is one; it may have ended."""
         try:
             number = read_json(self._path(one.key, "job"), MIB)["id"]
@@ -180,7 +181,7 @@ class SlurmExecutor(ClusterExecutor):
                 except OSError:  # the disk is away; the next look may succeed
                     continue
 
-    def _look(self, one: _Work, there: set[str]) -> None:
+    def _look(self, one: _SpooledWork, there: set[str]) -> None:
         """See whether a piece of work is answered, or its job lost."""
         if f"{one.key}.answer" in there:
             try:
@@ -199,7 +200,7 @@ class SlurmExecutor(ClusterExecutor):
                 said = f"its job {one.job.job_id} ended without an answer; {one.job.paths.stderr} may say why"
                 self._lose(one, RuntimeError(said))
 
-    def _state(self, one: _Work) -> str:
+    def _state(self, one: _SpooledWork) -> str:
         """The state of a job in Slurm's words."""
         if self._cluster != "slurm":
             return str(one.job.state).upper()
@@ -217,7 +218,7 @@ class SlurmExecutor(ClusterExecutor):
             return
         self._queue, self._asked = dict(line.split() for line in found.splitlines()), begun
 
-    def _lose(self, one: _Work, error: Exception) -> None:
+    def _lose(self, one: _SpooledWork, error: Exception) -> None:
         self.forget(one.key)
         one.future.set_exception(error)
 
@@ -241,5 +242,11 @@ class SlurmExecutor(ClusterExecutor):
 
 
 def _do(parcel: Path, shared: Path, answer: Path) -> None:
-    """A job."""
+    """A job.
+
+    It works until it is killed, as do its processes, which inherit this: submitit would end it at the signal before the
+    time limit, and a process that ends earlier than its job would be an answer, which hides why the job ends.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     write_whole(answer, trial(parcel.read_bytes(), shared.read_bytes()))

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.adapters.library_models import LibraryModel
-from relpos.comparison.answer import BYTES_AT_MOST, Answer, sealed
+from relpos.comparison.answer import BYTES_AT_MOST, WorkerAnswer, sealed
 from relpos.comparison.workers import WorkerTask, main_left_out
 from relpos.data import Task
 from relpos.files.reading import read_file
@@ -146,12 +146,12 @@ def trial(parcel: bytes, shared: bytes) -> bytes:
     head, where = head_of(parcel), worker_name()
     refused = differing(head["versions"], where)
     if refused is not None:
-        return sealed(Answer(head["key"], where, "refused", error=refused))
+        return sealed(WorkerAnswer(head["key"], where, "refused", error=refused))
     try:
         with tempfile.TemporaryDirectory(prefix="relpos-trial-") as folder:
             return _answered(Path(folder), parcel, shared, where)
     except OSError as error:
-        return sealed(Answer(head["key"], where, "lost", error=f"{error} ({where})"))
+        return sealed(WorkerAnswer(head["key"], where, "lost", error=f"{error} ({where})"))
 
 
 def _answered(folder: Path, parcel: bytes, shared: bytes, where: str) -> bytes:
@@ -183,7 +183,7 @@ def _answered(folder: Path, parcel: bytes, shared: bytes, where: str) -> bytes:
         return read_file(folder / _ANSWER, BYTES_AT_MOST)
     last = (folder / _LOG).read_text(errors="replace").strip().splitlines()[-_LINES:]
     error = f"its process on {where} ended with code {process.returncode} {'after: ' if last else 'and said nothing'}"
-    return sealed(Answer(head_of(parcel)["key"], where, "lost", error=error + " | ".join(last)))
+    return sealed(WorkerAnswer(head_of(parcel)["key"], where, "lost", error=error + " | ".join(last)))
 
 
 def main() -> None:
@@ -196,18 +196,18 @@ def main() -> None:
     files.mkdir()
     try:
         if odd := _other_model(head, where):
-            write_whole(folder / _ANSWER, sealed(Answer(head["key"], where, "refused", error=odd)))
+            write_whole(folder / _ANSWER, sealed(WorkerAnswer(head["key"], where, "refused", error=odd)))
             return
         work = SharedWork(packed=shared)
         function, arguments, reports = _Unpickler(io.BytesIO(packed), work, files).load()
         record = function(*arguments, *([_nothing] if reports else []))
         own = files / head["folder"] if head.get("folder") else None
         kept = {path.name: read_file(path, BYTES_AT_MOST) for path in sorted(own.iterdir())} if own else {}
-        answer = sealed(Answer(head["key"], where, record=record, files=kept))
+        answer = sealed(WorkerAnswer(head["key"], where, record=record, files=kept))
     except WriteError as error:  # a full disk is no bug, and its one line needs no traceback
-        answer = sealed(Answer(head["key"], where, "lost", error=f"{error} ({where})"))
+        answer = sealed(WorkerAnswer(head["key"], where, "lost", error=f"{error} ({where})"))
     except Exception:
-        answer = sealed(Answer(head["key"], where, "failed", error=traceback.format_exc()))
+        answer = sealed(WorkerAnswer(head["key"], where, "failed", error=traceback.format_exc()))
     write_whole(folder / _ANSWER, answer)
 
 
