@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,11 +22,14 @@ from calls import Compared
 import relpos
 from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.answer import WorkerAnswer, opened, sealed
+from relpos.comparison.cluster import executor_of
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
 from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
 from relpos.comparison.workers import Event, WorkerTask
+from relpos.files.writing import WriteError
 from relpos.train import OURS
+from relpos_command.requests import ClusterOptions
 
 TIMES = ("train_seconds", "environment", "peak_memory_mib", "step_ms", "ratio")
 
@@ -140,6 +145,33 @@ def test_what_fails_does_not_stop_the_rest() -> None:
         "double failed: BrokenProcessPool: a process died (and 1 more: x). "
         "The rest is finished and stored; the same command tries again."
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"slurm": {"partition": "gpu"}}, "expected --slurm with --cluster slurm; got"),
+        ({"cluster": "tcp://a:1", "shared": "d"}, "expected --shared with --cluster slurm; got"),
+        ({"cost_worker": "n1"}, "expected --cost-worker with --cluster; got"),
+        ({"cluster": "slurm"}, "expected --shared DIR, a folder that all nodes see; got none"),
+        ({"cluster": "slurm", "shared": "d", "cluster_tls": ("a", "b", "c")}, "expected --cluster-tls with"),
+        ({"cluster": "tls://a:1"}, "expected --cluster-tls CERT,KEY,CA with a tls"),
+        ({"cluster": "tls://a:1", "cluster_tls": ("a",)}, "expected --cluster-tls CERT,KEY,CA; got a"),
+    ],
+)
+def test_options_need_each_other(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"), executor_of(ClusterOptions(**options)):
+        pass
+
+
+def test_a_full_disk_here_ends_the_comparison() -> None:
+    """Finished work that cannot be stored is no failed work."""
+
+    def accept(*_: object) -> None:
+        raise WriteError("expected to write it; got No space left on device.", errno.ENOSPC)
+
+    with pytest.raises(WriteError):
+        events(Now(answer), DOUBLE, accept=accept)
 
 
 def test_a_worker_of_other_versions_refuses() -> None:

@@ -42,6 +42,8 @@ def require_options(options: ClusterOptions) -> None:
     ):
         if value is not None and not suits:
             fail(f"{flag} with {needs}", f"{flag} without it", f"Add {needs}, or leave it out.")
+    if (options.cluster or "").startswith("tls://") and options.cluster_tls is None:
+        fail("--cluster-tls CERT,KEY,CA with a tls:// address", "none", "Name three files, joined by commas.")
     if is_slurm and options.shared is None:
         fail("--shared DIR, a folder that all nodes see", "none", "Name one, such as --shared /scratch/me/relpos.")
     if options.cluster_tls is not None and len(options.cluster_tls) != 3:

@@ -86,7 +86,7 @@ class DaskExecutor(ClusterExecutor):
         found = self._client.run(versions, packages, on_error="return")
         for address, here in found.items():
             if not isinstance(here, dict):
-                here = {"relpos": f"none ({here})"}
+                here = {**wanted, "relpos": f"none ({here})"}
             odd = [name for name in wanted if here.get(name) != wanted[name]]
             if odd:
                 expected, got = (", ".join(f"{x} {which.get(x, 'none')}" for x in odd) for which in (wanted, here))
