@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +24,11 @@ from relpos.comparison.answer import WorkerAnswer, opened, sealed
 from relpos.comparison.cluster import executor_of
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
+from relpos.comparison.settings import environment
 from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.files.writing import WriteError
+from relpos.results import plain
 from relpos.train import OURS
 from relpos_command.requests import ClusterOptions
 
@@ -44,12 +45,6 @@ def figures(folder: Path) -> tuple[dict[str, Any], dict[str, bytes], dict[str, b
     losses = {path.parent.name: path.read_bytes() for path in folder.glob("training/*/losses.jsonl")}
     assert len(models) == len(losses) == len(tree["records"])
     return tree, models, losses
-
-
-def on_digits(out: Path, executor: Executor, positions: Sequence[str] = ("none", "relative_2d")) -> Compared:
-    """That of the fixture `digits`."""
-    options = {"positions": list(positions), "quick": True, "recipe": {"depth": 1}, "lr": 1e-3}
-    return calls.compare(out, **options, batch_size=32, executor=executor)
 
 
 class Now(Executor):
@@ -82,26 +77,12 @@ DOUBLE = WorkerTask("double", work.double, (21,))
 
 
 @pytest.mark.slow
-def test_processes_of_an_executor_compute_the_same(tmp_path: Path, digits: Compared) -> None:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
-        result, lines = on_digits(tmp_path / "out", executor, ["none"])
-        assert next(line for line in lines if line.startswith("Done")).endswith("(1 of 3 done)")
-        _, lines = on_digits(tmp_path / "out", executor, ["none"])
-    assert "This comparison is finished" in lines[-1]
-    (_, trained, losses), (_, expected, their_losses) = figures(result.folder), figures(digits[0].folder)
-    name = "none--recipe--seed0"
-    assert (trained[name], losses[name]) == (expected[name], their_losses[name])
-    assert result.models["none", 0] is not None
-
-
-@pytest.mark.slow
-def test_what_work_does_is_its_answer() -> None:
-    """In a process of its own: the second of these ends it, and it ends with its worker."""
-    answers = {
-        task.name: opened(trial(parcel(task), b""), head_of(parcel(task))["key"])
-        for task in (DOUBLE, WorkerTask("vanish", work.vanish, (3,)), WorkerTask("divide", work.divide, (1,)))
-    }
-    assert (answers["double"].kind, answers["double"].record) == ("finished", 42)
+def test_each_piece_has_a_process_whatever_the_executor() -> None:
+    """Threads of one process do them here: work that ends its process ends no other."""
+    tasks = [WorkerTask("vanish", work.vanish, (3,)), WorkerTask("divide", work.divide, (1,))]
+    with ThreadPoolExecutor(2) as executor:
+        found = {task.name: executor.submit(trial, parcel(task), b"") for task in tasks}
+        answers = {task.name: opened(found[task.name].result(), head_of(parcel(task))["key"]) for task in tasks}
     assert answers["vanish"].kind == "lost"
     assert answers["vanish"].error.endswith("ended with code 3 and said nothing")
     assert answers["divide"].kind == "failed"
@@ -201,22 +182,20 @@ def test_another_model_of_that_name_refuses(tmp_path: Path) -> None:
     assert line.endswith(" on host. Copy its folder there.")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("forged", "said"),
-    [
-        ({"record": {"id": "none--recipe--seed0"}}, "none--recipe--seed0 failed: the answer of w cannot be used"),
-        ({"record": None}, "failed: the answer of w cannot be used"),
-    ],
-)
-def test_a_record_of_something_else_is_not_stored(forged: Any, said: str, tmp_path: Path) -> None:
-    def answers(data: bytes) -> bytes:
-        honest = not head_of(data)["folder"]
-        return trial(data, b"") if honest and head_of(data)["cost"] else answer(data, **forged)
+@pytest.mark.parametrize("forged", ["another run", {"id": "none--recipe--seed0"}, None])
+def test_a_record_of_something_else_is_not_stored(forged: Any, tmp_path: Path, digits: Compared) -> None:
+    if forged == "another run":
+        forged = plain(digits[0].results.runs("relative_2d")[0])
 
-    with pytest.raises(TrialsFailedError, match=said):
+    def answers(data: bytes) -> bytes:
+        here = {"device": "cpu", "environment": plain(environment("cpu"))}
+        asked = head_of(data)["cost"] and not (tmp_path / "out").exists()
+        return answer(data, record=here if asked else forged, files={"losses.jsonl": b""})
+
+    with pytest.raises(TrialsFailedError, match=r"^none--recipe--seed0 failed: the answer of w cannot be used: "):
         calls.compare(tmp_path / "out", positions=["none"], quick=True, recipe={"depth": 1}, executor=Now(answers))
-    assert not list((tmp_path / "out" / "records").glob("none*"))
+    assert not list((tmp_path / "out" / "records").iterdir())
+    assert not (tmp_path / "out" / "training").exists()
 
 
 def test_another_version_is_an_error_before_anything_begins(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from relpos.comparison.workers import (
     run_tasks,
 )
 from relpos.core.checks import fail
+from relpos.files.reading import FileError
 from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.position.base.outside import files_in
 from relpos.results import SCHEMA_VERSION, Cost, Environment, Results, ResultsError, plain, read
@@ -230,7 +231,7 @@ class Comparison:
         """Check the record that a worker answered, and store the files of its run.
 
         Raises:
-            ResultsError: no record of that work.
+            ResultsError, FileError: it is not that of this work.
         """
         job = next((one for one in self.jobs if one.id == task.name), None)
         if job is not None:
@@ -241,6 +242,8 @@ class Comparison:
             typed(list[Cost], answer.record, "timing")
         else:
             typed(float | None, answer.record, task.name)
+        if answer.files and job is None:
+            raise FileError("it has files, and measures only")
         if answer.files:
             make_folder(folder := self.store.folder / TRAINING / task.name)
             for name, content in answer.files.items():
