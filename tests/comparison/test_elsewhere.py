@@ -192,10 +192,12 @@ def test_a_record_of_something_else_is_not_stored(forged: Any, tmp_path: Path, d
         asked = head_of(data)["cost"] and not (tmp_path / "out").exists()
         return answer(data, record=here if asked else forged, files={"losses.jsonl": b""})
 
-    with pytest.raises(TrialsFailedError, match=r"^none--recipe--seed0 failed: the answer of w cannot be used: "):
-        calls.compare(tmp_path / "out", positions=["none"], quick=True, recipe={"depth": 1}, executor=Now(answers))
-    assert not list((tmp_path / "out" / "records").iterdir())
-    assert not (tmp_path / "out" / "training").exists()
+    options = {"positions": ["none", "relative_2d"], "quick": True, "recipe": {"depth": 1}, "executor": Now(answers)}
+    with pytest.raises(TrialsFailedError, match="failed: the answer of w cannot be used: ") as caught:
+        calls.compare(tmp_path / "out", **options)
+    assert "none--recipe--seed0" in str(caught.value)
+    stored = {path.name for path in (tmp_path / "out" / "records").iterdir()}
+    assert stored <= {"relative_2d--recipe--seed0.json"}, "which is the answer to that"
 
 
 def test_another_version_is_an_error_before_anything_begins(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_an_answer_in_the_spool_is_taken_and_a_forged_one_is_not(
     there = tmp_path / "spool" / f"{head_of(here)['key']}.answer"
     for content, times in ((answer(here), 0), (b"forged", 1), (answer(here, kind="failed", error="x"), 2)):
         there.write_bytes(content)
+        there.with_suffix(".job").write_text('{"id": "1"}')  # the one that answered
         found = [(event.kind, event.value) for event in events(executor, DOUBLE)]
         assert found[-1] == ("finished", 42)
         assert len(sent) == times
