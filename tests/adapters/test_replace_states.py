@@ -82,6 +82,21 @@ def test_a_cache_keeps_it_bit_for_bit(dtype: torch.dtype, heads: int) -> None:
 
 
 @torch.no_grad()
+def test_padding_at_the_left_contributes_nothing() -> None:
+    """Selective RoPE's convolution takes in earlier tokens: in a full pass, and in a cache."""
+    model = llama()
+    relpos.replace_position(model, "selective_rope", init_std=1.0)
+    valid = torch.ones(1, 12, dtype=torch.long)
+    valid[:, :4] = 0
+    first = model(IDS[:1, :6], attention_mask=valid[:, :6], use_cache=True)
+    then = model(IDS[:1, 6:], attention_mask=valid, past_key_values=first.past_key_values).logits
+    full = model(IDS[:1], attention_mask=valid).logits[:, 4:]
+    wanted = model(IDS[:1, 4:]).logits
+    torch.testing.assert_close(full, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.cat([first.logits[:, 4:], then], dim=1), wanted, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
 def test_beams_go_on_as_without_a_cache() -> None:
     """The library copies and reorders rows of the cache."""
     model = gpt2()

@@ -77,6 +77,14 @@ def test_generation(name: str, how: dict[str, Any]) -> None:
     assert torch.equal(model.generate(**inputs, **how), published)
 
 
+@torch.no_grad()
+def test_a_static_cache_is_refused(pair: tuple[Any, Any]) -> None:
+    """The library makes the mask of full layers by the sizes of sliding ones: published layers fail or ignore it."""
+    cache = imported("transformers").StaticCache(config=pair[1].config, max_cache_len=20)
+    with pytest.raises(ValueError, match="expected a cache that grows.*; got StaticCache. Generate with"):
+        pair[1](input_ids=tokens(2, 12), past_key_values=cache, use_cache=True)
+
+
 def test_a_bidirectional_one_and_a_mask_of_the_callers_run_as_published(
     pair: tuple[Any, Any], calls: list[tuple[int, int]]
 ) -> None:

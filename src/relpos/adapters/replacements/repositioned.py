@@ -277,6 +277,8 @@ class Repositioned(Retrofitted):
         self, queries: int, keys: int, mask: Tensor | None, *, causal: bool, states: LayerStates | None = None
     ) -> tuple[Terms, Mask | None]:
         """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
+        if states is not None and mask is not None and mask.dim() == 2:
+            states.without_padding(mask)
         terms = self.layer_position.terms(queries, keys, states)
         if mask is not None and mask.dim() == 4:
             terms, mask = terms + _added(mask), None

@@ -28,6 +28,15 @@ class LayerStates:
     def __init__(self, own: Tensor, new: Tensor | None) -> None:
         self.own, self.new, self.remembered = own, new, new
 
+    def without_padding(self, valid: Tensor) -> None:
+        """Let padding contribute nothing: Selective RoPE's convolution would take it into the tokens after it.
+
+        Args:
+            valid: `[B, M]`, True or 1 at real keys.
+        """
+        if self.remembered is not None:
+            self.remembered = torch.where(valid.bool()[:, None, :, None], self.remembered, 0.0)
+
     def kept_in(self, cache: Any) -> Any:
         """A cache of the library that also keeps what the tokens contribute; None for none.
 

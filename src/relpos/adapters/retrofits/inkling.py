@@ -25,6 +25,7 @@ from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.adapters.retrofits.transformer_xl import by_head
 from relpos.core import Lines, Sequence, Sinks, Terms, at_least_float32, lines
+from relpos.core.checks import fail
 from relpos.position.inkling import distance_curves
 
 
@@ -43,7 +44,11 @@ class RelativeLogitsAttention(Retrofitted):
         """Our mask in the form of the published layer, with its window; others pass through."""
         if mask is not None and mask.dim() != 2:
             return mask
-        keys, _, _ = _places(self, hidden_states.shape[1], cache)
+        tokens = hidden_states.shape[1]
+        keys, first_key, first = _places(self, tokens, cache)
+        if isinstance(first, Tensor) or first + tokens != first_key + keys:  # the mask is not of these keys
+            wanted = f"a cache that grows, which a mask of tokens fits, in a {type(self).__name__}"
+            fail(wanted, type(cache).__name__, 'Generate with cache_implementation="dynamic", the default.')
         own, causal = implementation(self.config), _is_causal(self)
         return published_mask(own, mask, hidden_states[:, None], keys, causal=causal, window=self.sliding_window)
 
