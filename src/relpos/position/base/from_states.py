@@ -90,7 +90,10 @@ class FromStates(Mechanism):
         name, keys = type(self).__name__, queries if keys is None else keys
         if states is None:
             fail(f"states= with {name}", "none", "Pass what the queries are projected from, [batch, tokens, width].")
-        own, others = states if isinstance(states, tuple) and len(states) == 2 else (states, states)
+        if isinstance(states, list) or (isinstance(states, tuple) and len(states) != 2):
+            wanted = f"states of {name} as a tensor or a tuple of two"
+            fail(wanted, f"{type(states).__name__} of {len(states)}", "Of two, pass (those of queries, those of keys).")
+        own, others = states if isinstance(states, tuple) else (states, states)
         self._require_states(own, f"states of {name}'s queries", queries)
         with without_autocast(own.device):
             if not self.remembers:
