@@ -21,7 +21,7 @@ except RuntimeError:  # a CUDA build beside a CPU build of torch, which lacks tw
         _KEPT[-1].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import timm.layers  # noqa: E402
-from transformers import DINOv3ViTConfig, LlamaConfig, Qwen2VLTextConfig  # noqa: E402
+from transformers import DINOv3ViTConfig, LlamaConfig, Qwen2VLTextConfig, Qwen3VLTextConfig  # noqa: E402
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias  # noqa: E402
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes  # noqa: E402
@@ -30,6 +30,7 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePosi
 from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb as apply_dinov3  # noqa: E402
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # noqa: E402
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding  # noqa: E402
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding  # noqa: E402
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias  # noqa: E402
 from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
 
@@ -49,6 +50,7 @@ def rope_source(kind: str) -> str:
 
 
 DEEPSEEK, QWEN2_VL = source_of(apply_rotary_pos_emb_interleave), source_of(Qwen2VLRotaryEmbedding)
+QWEN3_VL = source_of(Qwen3VLTextRotaryEmbedding)
 T5, SLOPES = source_of(T5Attention._relative_position_bucket), source_of(_get_alibi_slopes)
 DINOV3, TIMM_GRID = source_of(DINOv3ViTRopePositionEmbedding), source_of(timm.layers.RotaryEmbeddingCat)
 
@@ -99,13 +101,17 @@ def require_output(case: Case, rotate: Any = apply_rotary_pos_emb) -> None:
 
 
 def check_multimodal(case: Case) -> None:
-    """Compare M-RoPE with Qwen2-VL."""
+    """Compare M-RoPE with Qwen2-VL, or interleaved with Qwen3-VL."""
     own = case["parameters"]
     rope = {"rope_type": "default", "rope_theta": float(own["base"]), "mrope_section": own["sections"]}
-    config = Qwen2VLTextConfig(hidden_size=own["head_dim"], num_attention_heads=1, rope_parameters=rope)
+    kind, rotary = {
+        "blocked": (Qwen2VLTextConfig, Qwen2VLRotaryEmbedding),
+        "interleaved": (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding),
+    }[own["order"]]
+    config = kind(hidden_size=own["head_dim"], num_attention_heads=1, head_dim=own["head_dim"], rope_parameters=rope)
     x = torch.tensor(_floats(case["input"])).expand(1, 1, len(case["positions"]), -1)
     places = torch.tensor(case["positions"]).T[:, None]
-    found = apply_rotary_pos_emb(x, x, *Qwen2VLRotaryEmbedding(config)(x, places))[0][0, 0]
+    found = apply_rotary_pos_emb(x, x, *rotary(config)(x, places))[0][0, 0]
     require_close(case["name"], found, case["output"])
 
 

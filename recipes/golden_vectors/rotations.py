@@ -84,6 +84,17 @@ def multi_axis() -> list[Case]:
         axis=[axis for axis, size in enumerate(sections) for _ in range(size)],
     )
     published.check_multimodal(blocked)
+    sections = [3, 3, 2]
+    interleaved = rotation(
+        "mrope_qwen3_vl",
+        f"Bai et al. 2025 (Qwen3-VL), interleaved M-RoPE; {published.QWEN3_VL}",
+        {"base": 1000000, "sections": sections, "order": "interleaved", "axes": ["time", "row", "column"]},
+        plain(pairs, 1000000),
+        head_dim=16,
+        positions=places,
+        axis=[p % 3 if p < 3 * sections[p % 3] else 0 for p in range(pairs)],
+    )
+    published.check_multimodal(interleaved)
     grid = rotation(
         "rope_2d_axial",
         f"Heo et al. 2024 (RoPE for ViT), section 3; rows first as in {published.TIMM_GRID}",
@@ -110,4 +121,4 @@ def multi_axis() -> list[Case]:
         axis=[0] * pairs + [1] * pairs,
     )
     published.check_dinov3(fractions)
-    return [blocked, grid, fractions]
+    return [blocked, interleaved, grid, fractions]

@@ -11,6 +11,7 @@ from relpos import (
     ALiBi,
     CABLEBias,
     CARoPE,
+    CoPE,
     DecomposedPosition,
     DisentangledPosition,
     DualChunk,
@@ -176,6 +177,10 @@ CASES: dict[str, list[Row]] = {
          "Graph distances on cpu; got meta. Move them to the device of the mechanism. ..."),
         (lambda: T5Bias(2).terms(NODES),
          "coordinates on axes (Sequence, Grid or Positions); got Graph(distances of shape (3, 3).... Use a ..."),
+        (lambda: RotaryEmbedding(8, axes=2).terms(NODES),
+         "coordinates on axes (Sequence, Grid or Positions); got Graph(distances of shape (3, 3).... Use a ..."),
+        (lambda: CoPE(8).terms(NODES),
+         "coordinates on axes (Sequence, Grid or Positions); got Graph(distances of shape (3, 3).... Use a ..."),
     ],
     "ForgetGate": [
         (lambda: ForgetGate(2, 8).terms(Sequence(6)),
@@ -301,6 +306,8 @@ CASES: dict[str, list[Row]] = {
          "a mechanism of positions; got CABLEBias, which is made from hidden states. Its positions are the sums ..."),
         (lambda: RandomizedPositions(RotaryEmbedding(8), 9).terms(Sequence(6), BETWEEN),
          "keys at whole numbers; got Positions(values of shape (6, 1).... They number the tokens: pass integers."),
+        (lambda: RandomizedPositions(GraphormerBias(2), 9).terms(NODES),
+         "queries in an order (Sequence, Grid or Positions) in training; got Graph(...). Nodes of a graph ..."),
     ],
     "DualChunk": [
         (lambda: DualChunk(RotaryEmbedding(8), 4, 4),

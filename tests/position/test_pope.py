@@ -16,10 +16,12 @@ from relpos import (
     PolarEmbedding,
     RotaryEmbedding,
     Sequence,
+    ShawPosition,
     Site,
     attention,
     linear_attention,
 )
+from relpos.core import DenseBias, Term, Terms
 from relpos.testing import oracle
 
 
@@ -72,3 +74,16 @@ def test_no_scores_of_all_pairs_are_held() -> None:
     with Largest() as largest:
         attention(*qkv, position=PolarEmbedding(2, 8), queries=Sequence(600), mask="causal").sum().backward()
     assert largest.numbers < 600 * 600 / 4
+
+
+@pytest.mark.parametrize("written_out", [(), (DenseBias(torch.zeros(1, 1, 5, 5)),)], ids=["on a line", "dense"])
+def test_vectors_meet_queries_as_wide_as_they_were(written_out: tuple[Term, ...]) -> None:
+    five = Sequence(5)
+    terms = PolarEmbedding(2, 8).terms(five) + ShawPosition(8, 2, init_std=1.0).terms(five) + Terms(*written_out)
+    qkv = [torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attention(*qkv, position=terms, backend=backend).square().sum(), qkv)
+
+    for mine, other in zip(gradients("streaming"), gradients("reference"), strict=True):
+        torch.testing.assert_close(mine, other)

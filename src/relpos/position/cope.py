@@ -77,6 +77,8 @@ class CoPE(Mechanism):
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         require_queries_and_keys(queries, keys)
+        for one in (queries, queries if keys is None else keys):
+            one.raster()  # raises for nodes of a graph: their order, in which gates add up, means nothing
         return Terms(RowRule(_rule, (at_least_float32(self.pos_emb),), width=self.pos_emb.shape[1]))
 
 

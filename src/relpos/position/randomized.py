@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import Coordinates, Positions, Terms, require_coordinates
+from relpos.core import Coordinates, Graph, Positions, Terms, require_coordinates
 from relpos.core.checks import fail, require_int, shape_of
 from relpos.position.base.device import settle
 from relpos.position.base.mechanism import Mechanism
@@ -132,6 +132,9 @@ class RandomizedPositions(Mechanism):
 
 def _checked(coordinates: Coordinates, name: str) -> Coordinates:
     require_coordinates(coordinates, name)
+    if isinstance(coordinates, Graph):
+        wanted = f"{name} in an order (Sequence, Grid or Positions) in training"
+        fail(wanted, repr(coordinates), "Nodes of a graph have no places: leave out RandomizedPositions.")
     if isinstance(coordinates, Positions) and coordinates.values.is_floating_point():
         fail(f"{name} at whole numbers", repr(coordinates), "They number the tokens: pass integers.")
     return coordinates.raster()

@@ -265,7 +265,7 @@ class RotaryEmbedding(Mechanism):
     def _checked(self, coordinates: Coordinates, name: str) -> Coordinates:
         """The coordinates as it sees them."""
         require_coordinates(coordinates, name)
-        own = coordinates.raster() if self.axes == 1 else coordinates
+        own = coordinates.raster() if self.axes == 1 or not coordinates.axes else coordinates  # it raises for a graph
         if own.axes != self.axes:
             fail(f"coordinates with {self.axes} axes", repr(coordinates), f"Build it with axes={coordinates.axes}.")
         return own

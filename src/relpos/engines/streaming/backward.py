@@ -110,7 +110,7 @@ class Backward:
                 chunk.put(self.d_sink, -sink * delta)
         q, k = (chunk.input_q, chunk.heads.input_k) if plan.bfloat16 else (chunk.q, chunk.heads.k)
         d_q = torch.zeros_like(chunk.q)
-        d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(d_q)
+        d_plain_q = d_q if self.call.plain_q is None else torch.zeros_like(chunk.plain_q)
         for tile in chunk.block.tiles:
             if self.kernel is not None and plan.is_bare(chunk.block, tile) and torch.get_num_threads() == 1:
                 self._run_bare(chunk, tile, self.kernel, upstream, out, lse, d_q)
