@@ -51,6 +51,7 @@ def _adapted(model: nn.Module, targets: list[str]) -> nn.Module:
     return model.double()
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.parametrize("name", LINEAR)
 def test_lora_computes_and_trains_as_published(name: str) -> None:
     model = models()[name]

@@ -29,7 +29,9 @@ Made = Callable[..., slurm_jobs.SlurmExecutor]
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes executors of one folder."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(work.__file__).parent), os.environ["PYTHONPATH"]]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(work.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     executors, jobs = [], []
     send = slurm_jobs.SlurmExecutor._send
 

@@ -90,9 +90,9 @@ given = pytest.mark.parametrize("give", [_assigned, _emptied, _moved])
 def test_a_mechanism_that_is_given_weights(name: Any, give: Callable[..., None]) -> None:
     site = _site(name if isinstance(name, str) else "alibi")
     make: Callable[[], Mechanism] = (lambda: find(name).make(site)) if isinstance(name, str) else name
-    own = make()
+    own = make().eval()  # in training, some draw where tokens are
     with META:
-        made = make()
+        made = make().eval()
     assert made.device == META
     give(made, own.state_dict())
     assert torch.equal(_used(made, site), _used(own, site))

@@ -48,6 +48,7 @@ class Traits:
     axes: frozenset[int]
     rotates: bool
     adds_to_queries: bool
+    by_offset: bool
     scale: float | None
     on_tokens: bool
     in_attention: bool
@@ -60,8 +61,9 @@ def _traits(name: str) -> Traits:
     mechanism = preset.make(Site(2, 8, 16, side))
     said = terms_at_rest(mechanism, side)
     rotates, adds, scale = said.one(terms.Rotation) is not None, bool(said.of(terms.QueryBias)), said.one(terms.Scale)
+    by_offset = any(rule.of_content for rule in said.of(terms.RowRule))
     value = None if scale is None else scale.value
-    return Traits(axes, rotates, adds, value, mechanism.acts_on_tokens, mechanism.acts_in_attention)
+    return Traits(axes, rotates, adds, by_offset, value, mechanism.acts_on_tokens, mechanism.acts_in_attention)
 
 
 TRAITS = {name: _traits(name) for name in presets() if "+" not in name}
@@ -72,17 +74,19 @@ def fit(a: str, b: str) -> bool:
     """Whether the sum of two presets means something: one rotation, one scale, one kind of tokens."""
     one, other = TRAITS[a], TRAITS[b]
     scales = {one.scale, other.scale} - {None}
-    return bool(one.axes & other.axes) and not (one.rotates and other.rotates) and len(scales) < 2
+    refused = (one.by_offset and other.adds_to_queries) or (other.by_offset and one.adds_to_queries)
+    both_rotate = one.rotates and other.rotates
+    return bool(one.axes & other.axes) and not both_rotate and len(scales) < 2 and not refused
 
 
-BY_CONTENT = ("carope", "selective_rope")
-"""Rotations by what tokens add up, wherever they stand."""
+UNMOVED = ("carope", "selective_rope", "rerope")
+"""Rotations by what tokens add up, or of queries alone, wherever they stand."""
 
 
 def moves(name: str, prefix: int) -> bool:
     """Whether it claims that moving everything alike changes nothing."""
     parts = name.split("+")
-    rotates = any(TRAITS[part].rotates and part not in BY_CONTENT for part in parts)
+    rotates = any(TRAITS[part].rotates and part not in UNMOVED for part in parts)
     unturned = prefix > 0 or any(TRAITS[part].adds_to_queries for part in parts)
     return not NEVER.intersection(parts) and not (rotates and unturned)
 
@@ -106,7 +110,7 @@ class Example:
         """The mechanism, all that it learns random, in float64."""
         embed_dim = self.heads * self.width
         site = Site(self.heads, self.width, embed_dim, self.queries, self.keys, self.causal, init_std=1.0)
-        mechanism = find(self.name).make(site).double()
+        mechanism = find(self.name).make(site).double().eval()  # in training, some draw where tokens are
         self.generator(1)
         with torch.no_grad():
             for parameter in mechanism.parameters():
@@ -260,9 +264,9 @@ def test_what_does_not_claim_translation_breaks_it(name: str, prefix: int) -> No
         return
     queries: Any = Sequence(5, prefix=prefix) if 1 in find(name).token_axes else Grid(2, 3, prefix=prefix)
     example = Example(name, 5, 1, 2, 8, queries, None, False, "none", "reference")
-    room = moved(queries, (5000, 5000)) if name in TABLED else queries
+    room = moved(queries, (5003, 5003)) if name in TABLED else queries
     built = replace(example, queries=room)
-    here, there = shifted(example, built.built(), (5000, 5000))
+    here, there = shifted(example, built.built(), (5003, 5003))
     assert (here - there).abs().max() > 1e-3
 
 

@@ -1,7 +1,7 @@
 """How to run again and how to cite: the very words."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from relpos.report.command import bibtex, citation, command_line, requested
 from relpos.results import read
 from relpos_command.parsing import parse
+from relpos_command.requests import CompareCommand, CompareRequest
 
 
 def test_command_asks_for_the_same_comparison(make: Any) -> None:
@@ -91,6 +92,11 @@ def test_command_tells_a_file_from_what_comes_along(make: Any) -> None:
     assert " --data more/digits " in command_line(read(results))
 
 
+def typed(request: CompareRequest) -> CompareCommand:
+    """The same request as the command has it: on this machine."""
+    return CompareCommand(**{one.name: getattr(request, one.name) for one in fields(request)})
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -106,7 +112,7 @@ def test_the_command_asks_for_the_request(make: Any, changes: dict[str, Any]) ->
     found = read(results)
     words = shlex.split(command_line(found))
     asked = requested(found.settings)
-    assert parse(words[1:]).request == replace(asked, out="DIR")
+    assert parse(words[1:]).request == typed(replace(asked, out="DIR"))
     assert asked.positions == ("none", "learned")
 
 
@@ -116,7 +122,7 @@ def test_the_command_names_schedules_for_a_shell(make: Any) -> None:
     found = replace(found, settings=replace(found.settings, positions=["rotary_2d~none", "none"]))
     line = command_line(found)
     assert " --positions 'rotary_2d~none,none' " in line
-    assert parse(shlex.split(line)[1:]).request == replace(requested(found.settings), out="DIR")
+    assert parse(shlex.split(line)[1:]).request == typed(replace(requested(found.settings), out="DIR"))
 
 
 def test_citation_and_bibtex_name_the_version(make: Any) -> None:

@@ -87,7 +87,7 @@ def _rows(bias: Any, attention_mask: Tensor, bbox: Any) -> Tensor:
         within = order < (bbox[:, :, 1] < 0).sum(-1, keepdim=True)  # boxes of a prefix are negative
         first, second, count = within[:, :, None], within[:, None], bias.relative_attention_num_buckets
         rows = torch.where(first & ~second, count, torch.where(second & ~first, count + 1, rows))
-    return rows.clamp(0, bias.relative_attention_bias.num_embeddings - 1)
+    return rows.clamp(0, bias.relative_attention_bias.weight.shape[0] - 1)  # an adapter has no num_embeddings
 
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
