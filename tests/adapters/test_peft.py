@@ -57,6 +57,8 @@ def test_lora_computes_and_trains_as_published(name: str) -> None:
     model = models()[name]
     module, other = model.made(), model.made()
     targets = _inside(module)
+    if name == "udop":  # whose published code asks a table for its num_embeddings, which an adapter lacks
+        targets = [target for target in targets if "relative_attention_bias" not in target]
     published = step(model, _adapted(module, targets))
     if name in VERIFIED:
         assert relpos.retrofit(_adapted(other, targets), border=0).verified
