@@ -22,8 +22,9 @@ from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
 from relpos.models.pretrained import PretrainedModel
 from relpos.position import Mechanism, Site, Sum
-from relpos.position.base.sum import grow_part
+from relpos.position.base.sum import grow_part, growth_of_all
 from relpos.position.base.tables import require_std
+from relpos.position.base.wrapped import parts_of
 
 
 class Transformer(PretrainedModel):
@@ -89,12 +90,12 @@ class Transformer(PretrainedModel):
 
     def growth(self) -> tuple[str, ...]:
         """The rules by which its mechanisms extrapolate to other coordinates, as in `Sum`."""
-        return self._of_period().growth if self._of_blocks() else self.positions.growth()
+        return growth_of_all(self._of_period())
 
-    def _of_period(self) -> Sum:
-        """All mechanisms of a schedule's entries, or of the first layer, as one sum."""
+    def _of_period(self) -> list[Mechanism]:
+        """The parts of all mechanisms of a schedule's entries, or of the first layer."""
         own = self._in_blocks()[: self.positions.period]
-        return Sum([*self.positions.entries(), *(one for one in own if one is not None)])
+        return [*self.positions.entries(), *(part for one in own if one is not None for part in parts_of(one))]
 
     def _grow(self, coordinates: Coordinates, rule: str) -> None:
         """Take its mechanisms to other coordinates by one of the rules."""
@@ -103,7 +104,7 @@ class Transformer(PretrainedModel):
             self.positions = self.positions.grown(coordinates, rule)
             return
         if rule not in self.growth():
-            self._of_period().grow(coordinates, rule)  # raises
+            Sum(self._of_period()).grow(coordinates, rule)  # raises
         grown = [None if one is None else grow_part(one, coordinates, rule) for one in own]
         rules = self.positions.growth()
         self.positions = self.positions.grown(coordinates, rule if rule in rules else rules[0])
