@@ -14,6 +14,7 @@ import pytest
 import torch
 from engine_steps import with_gradients
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from patience import PATIENCE
 from relpos import DisentangledPosition, RelativePositionBias, ShawPosition, T5Bias, TransformerXLPosition
@@ -53,19 +54,27 @@ def prepared(
     dropout: float = 0.0,
     batch: int = BATCH,
 ) -> Callable[[int], list[Tensor]]:
-    """A function that gives output and gradients by so many threads."""
+    """A function that gives output and gradients by so many threads. What a mechanism computes before attention, such
+    as a product of MKL, may differ by the number of threads: the engine is given its terms."""
     make, where = POSITIONS[name]
-    position = make()
-    given = {} if position is None else {"position": position, "queries": where, "keys": where}
+    position, leaves = make(), list[Tensor]()
+
+    def leaf(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        leaves.append(x.detach().requires_grad_(x.requires_grad))
+        return leaves[-1]
+
+    terms = None if position is None else pytree.tree_map_only(Tensor, leaf, position.terms(where, where))
     sizes = ((batch, heads, where.count, D) for heads in (HEADS, *[HEADS // groups] * 2))
     q, k, v = (torch.randn(size).to(dtype).requires_grad_() for size in sizes)
     upstream = torch.randn(q.shape).to(dtype)
-    learned = [q, k, v, *([] if position is None else position.parameters())]
+    learned = [q, k, v, *(x for x in leaves if x.requires_grad)]
 
     def run(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        out = attention(q, k, v, **given, mask=mask, dropout=dropout, backend="streaming")
+        out = attention(q, k, v, position=terms, mask=mask, dropout=dropout, backend="streaming")
         return with_gradients(out, learned, upstream)
 
     return run
