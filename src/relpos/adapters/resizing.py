@@ -14,7 +14,7 @@ from relpos.adapters.replacements.swin import RepositionedWindowAttention
 from relpos.adapters.reporting import ResizeReport
 from relpos.core import Coordinates, Grid, Sequence
 from relpos.core.checks import fail, require_int, shape_of
-from relpos.models.transformer import Transformer
+from relpos.models.pretrained import PretrainedModel
 from relpos.position.base.mechanism import Mechanism
 from relpos.position.base.sum import grow_part
 
@@ -58,7 +58,7 @@ def resize_position(
     if not isinstance(model, nn.Module):
         fail("a model, an nn.Module", shape_of(model), "Pass the model itself.")
     tokens = _coordinates(size)
-    if isinstance(model, Transformer) or (not isinstance(model, Mechanism) and hasattr(model, "grown")):
+    if isinstance(model, PretrainedModel):
         fail("a model of another library, or your own", type(model).__name__, "Call model.grow(size, rule): a copy.")
     if not holders(model) and any(map(is_retrofitted, model.modules())):
         remedy = "Call relpos.restore, then the library's own (timm: set_input_size), then relpos.retrofit."
@@ -74,19 +74,18 @@ def resize_position(
         wanted = f"a growth rule of its mechanisms ({', '.join(known) or 'none at all'})"
         fail(wanted, "none" if rule is None else repr(rule), "Build the model for that size.")
     image_size = _set_image_size(model, tokens)
-    layers = [one for one in model.modules() if isinstance(one, Repositioned)]
-    of_stack = {id(one.layer_position.positions): one.resized(tokens) for one in layers}
+    layers = [(one.layer_position, one.resized(tokens)) for one in model.modules() if isinstance(one, Repositioned)]
+    of_stack = {id(layer.positions): there for layer, there in layers}
+    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in rules}
+    coordinates = {name: of_stack.get(id(parent), tokens) for name, parent in parents.items()}
     grown: dict[int, Mechanism] = {}
-    coordinates: dict[str, Coordinates] = {}
     for name, own in rules.items():
-        above, _, last = name.rpartition(".")
-        parent, one = model.get_submodule(above), found[name]
-        coordinates[name] = of_stack.get(id(parent), tokens)
-        if id(one) not in grown:
-            grown[id(one)] = grow_part(one, coordinates[name], own)
-        parent._modules[last] = grown[id(one)]
-    for layer in layers:
-        layer.layer_position.coordinates = layer.resized(tokens)
+        if id(found[name]) not in grown:
+            grown[id(found[name])] = grow_part(found[name], coordinates[name], own)
+    for name, parent in parents.items():
+        parent._modules[name.rpartition(".")[2]] = grown[id(found[name])]
+    for layer, there in layers:
+        layer.coordinates = there
     return ResizeReport(type(model).__name__, rules, coordinates, image_size)
 
 

@@ -108,8 +108,8 @@ def parcel_of(task: WorkerTask, head: dict[str, Any], folder: Path | None = None
 
     Args:
         head: JSON values to be read without unpickling: "key", which names the work; "versions"; "cost", whether it
-            measures time or memory; "folder", the one within `folder` whose files come
-                back; "model", the name of a library's model, and how it describes itself.
+            measures time or memory; "alone", whether nothing may run beside it; "folder", the one within `folder` whose
+            files come back; "model", the name of a library's model, and how it describes itself.
         folder: the object among the arguments in whose place a worker has its own folder.
     """
     text, packed = json.dumps(head).encode(), io.BytesIO()
