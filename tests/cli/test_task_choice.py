@@ -12,7 +12,7 @@ from rich.console import Console
 from photographs import make_folder
 from relpos.cli.task_choice import choose_task
 from relpos.comparison import ComparisonSettings, default_folder
-from relpos_command.requests import DataOptions
+from relpos_command.option_groups import DataOptions
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from relpos import comparison, train
 from relpos.cli import VERBS, show_verb
-from relpos_command import requests
+from relpos_command import option_groups, requests
 from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
 
@@ -101,7 +101,7 @@ def test_a_number_out_of_bounds(typed: str, least: int | str, most: str, refused
 
 def test_names_that_stand_in_the_options_are_the_librarys() -> None:
     assert requests.OPTIMIZERS == train.OPTIMIZERS
-    assert tuple(train.PRECISIONS) == requests.PRECISIONS
+    assert tuple(train.PRECISIONS) == option_groups.PRECISIONS
     assert requests.WHATS == comparison.WHATS
 
 

@@ -30,7 +30,7 @@ from relpos.comparison.workers import Event, WorkerTask
 from relpos.files.writing import WriteError
 from relpos.results import plain
 from relpos.train import OURS
-from relpos_command.requests import ClusterOptions
+from relpos_command.option_groups import ClusterOptions
 
 TIMES = ("train_seconds", "environment", "peak_memory_mib", "step_ms", "ratio")
 

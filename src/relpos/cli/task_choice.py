@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from relpos.data import Task
-    from relpos_command.requests import DataOptions
+    from relpos_command.option_groups import DataOptions
 
 
 def choose_task(request: DataOptions, console: Console) -> Task:

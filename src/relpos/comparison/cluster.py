@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relpos.core.checks import fail
-from relpos_command.requests import ClusterOptions
+from relpos_command.option_groups import ClusterOptions
 
 SLURM = "slurm"
 

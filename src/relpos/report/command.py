@@ -6,7 +6,8 @@ from typing import Any
 
 from relpos.results import Results, SettingsRecord
 from relpos_command.option import asked, options_of, written
-from relpos_command.requests import CompareRequest, DataOptions
+from relpos_command.option_groups import DataOptions
+from relpos_command.requests import CompareRequest
 from relpos_command.visible import visible
 
 YEAR = 2026
