@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from models_speech import ALIKE, UV
 from torch import Tensor, nn
 
 from models import Model, at_tokens, padding, sounds
-from models_speech import ALIKE, UV
 from relpos.adapters.common.libraries import imported
 
 LENGTHS = torch.tensor([96, 70, 50])
@@ -18,7 +18,7 @@ FRAMES = 25
 
 
 class Attention(nn.Module):
-    """A layer of attention by itself, called with random positions; real frames see real frames of their past chunks."""
+    """A layer of attention by itself, called with random positions."""
 
     def __init__(self, path: str, *args: Any, distances: int = 2 * FRAMES - 1, **settings: Any) -> None:
         super().__init__()
@@ -139,6 +139,11 @@ MODELS = [
     Model(
         "speechbrain, branchformer, causal", lambda: _Transcribed(encoder_module="branchformer", causal=True),
         _read, _at_real_and_text, 1e-10, UV, ALIKE,
+    ),
+    Model(
+        "speechbrain, separator", lambda: importlib.import_module("speechbrain.lobes.models.dual_path")
+        .SBConformerEncoderBlock(2, 32, 4, 48, dropout=0.0, kernel_size=5), lambda: {"x": sounds(2, FRAMES, 32)},
+        exact=1e-10, tables=UV, tags=ALIKE,
     ),
     Model(
         "chronos bolt", _bolt, _series, lambda out, inputs: (out.quantile_preds,), 1e-9,

@@ -1,7 +1,7 @@
 """Retrofitted models of ESPnet, NeMo and SpeechBrain, and Chronos-Bolt: the published outputs and gradients.
 
-The published code is that of the wheels in the package index (`wheels.py`). Where they cannot be downloaded, these tests
-are skipped; in CI that is an error.
+The published code is that of the wheels in the package index (`wheels.py`). Where they cannot be downloaded, these
+tests are skipped; in CI that is an error.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import models_toolkits
 import pytest
 import torch
+import wheels
+from test_retrofit import FAULTS
 from torch import nn
 
-import models_toolkits
 import relpos
-import wheels
 from models import Model, assert_same, sounds, step
 from relpos.adapters.common import retrofitted
 from relpos.adapters.common.retrofitted import is_swapped
-from test_retrofit import FAULTS
 
 pytestmark = pytest.mark.slow
 MODELS = {model.name: model for model in models_toolkits.MODELS}
@@ -162,7 +162,9 @@ def test_another_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = MODELS["espnet legacy"].made()
     kind: Any = type(module.encoders[0].self_attn)
     monkeypatch.setattr(kind, "rel_shift", lambda self, x: x)
-    with pytest.raises(ValueError, match=r"rel_shift of espnet 202511 differs from the source tested \(espnet 202511\)"):
+    with pytest.raises(
+        ValueError, match=r"rel_shift of espnet 202511 differs from the source tested \(espnet 202511\)"
+    ):
         relpos.retrofit(module)
 
 

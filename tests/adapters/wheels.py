@@ -1,8 +1,9 @@
 """Files of speech toolkits and of Chronos from the wheels of the package index, without what these packages need.
 
-Each wheel has a file of attention and models around it; the whole toolkit would install gigabytes. A wheel is downloaded
-once, unpacked into `build/wheels`, and imported from there. Of what its file imports, absent packages are replaced by empty
-ones while it is imported, and heavy packages of its own by bare ones, whose files can be imported one by one.
+Each wheel has a file of attention and models around it; the whole toolkit would install gigabytes. A wheel is
+downloaded once, unpacked into `build/wheels`, and imported from there. Of what its files import, absent packages are
+replaced by empty ones while they are imported, and heavy packages of its own by bare ones, whose files can be imported
+one by one.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def retrofit(
     border: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> RetrofitReport:
-    """Let a model of transformers, timm or torchvision compute its own relative position with relpos, in place.
+    """Let a model of another library compute its own relative position with relpos, in place.
 
     Outputs and gradients equal the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
     configuration files and the random state stay. These calls run as published: calls below a measured number of
@@ -179,7 +179,7 @@ def _require_served(
                 _SEE_DOCUMENT,
             )
         fail(
-            "a model of transformers, timm or torchvision with a relative position",
+            "a model of a known library with a relative position",
             f"{type(model).__name__}, which has no known relative position",
             f"Known: {', '.join(served)}; {_SEE_DOCUMENT}",
         )

@@ -33,12 +33,34 @@ from relpos.adapters.retrofits.transformer_xl import transformer_xl_terms
 from relpos.core import LineBias, LineVectors, Mask, Sequence, Terms, at_least_float32, lines
 
 
-class ESPnetAttention(Retrofitted):
-    """`RelPositionMultiHeadedAttention`. Subclasses have other position terms."""
+class OfDistances(Retrofitted):
+    """What the classes share."""
 
     border = 1024
     training_border = 1024
     measured = False
+
+    def serves(self, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor) -> bool:
+        """Whether relpos may compute a call."""
+        tokens = query.shape[1]
+        alike = key.shape[1] == value.shape[1] == tokens and pos_emb.shape[:2] == (1, self.distances(tokens))
+        return alike and not self._forward_hooks and self.takes(tokens, tokens)
+
+    def distances(self, tokens: int) -> int:
+        """The number of position embeddings of a call."""
+        return 2 * tokens - 1
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, position: Terms, mask: Mask | None) -> Tensor:
+        """Attention and the output projection, `[B, T, E]`."""
+        drop: float = self.dropout.p if self.training else 0.0
+        out = self.attend(q, k, v, position=position, mask=mask, scale=self.d_k**-0.5, dropout=drop)
+        self.attn = None  # the weights of an earlier call would be those of other inputs
+        merged: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
+        return merged
+
+
+class ESPnetAttention(OfDistances):
+    """`RelPositionMultiHeadedAttention`."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Any:
         """`[B, T, E]`. As published with a forward hook, other numbers of keys, or a mask that is not of intervals."""
@@ -52,30 +74,12 @@ class ESPnetAttention(Retrofitted):
         q, k, v = self.forward_qkv(query, key, value)
         return self.attended(q, k, v, self.position(pos_emb, q), found)
 
-    def serves(self, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor) -> bool:
-        """Whether relpos may compute a call."""
-        tokens = query.shape[1]
-        alike = key.shape[1] == value.shape[1] == tokens and pos_emb.shape[:2] == (1, self.distances(tokens))
-        return alike and not self._forward_hooks and self.takes(tokens, tokens)
-
-    def distances(self, tokens: int) -> int:
-        """The number of position embeddings of a call."""
-        return 2 * tokens - 1
-
     def position(self, pos_emb: Tensor, q: Tensor) -> Terms:
         """The position terms."""
         projected, tokens = self.linear_pos(pos_emb)[0], q.shape[2]
         if self.zero_triu:
             projected = torch.cat((projected[:tokens], torch.zeros_like(projected[tokens:])))
         return transformer_xl_terms(projected, self.pos_bias_u, self.pos_bias_v)
-
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, position: Terms, mask: Mask | None) -> Tensor:
-        """Attention and the output projection, `[B, T, E]`."""
-        drop: float = self.dropout.p if self.training else 0.0
-        out = self.attend(q, k, v, position=position, mask=mask, scale=self.d_k**-0.5, dropout=drop)
-        self.attn = None  # the weights of an earlier call would be those of other inputs
-        merged: Tensor = self.linear_out(out.transpose(1, 2).flatten(2))
-        return merged
 
 
 class LegacyESPnetAttention(ESPnetAttention):
@@ -99,7 +103,7 @@ class LegacyESPnetAttention(ESPnetAttention):
         return own + LineVectors(vectors.flip(1), None, line, side="query", content=following)
 
 
-class TransducerAttention(ESPnetAttention):
+class TransducerAttention(OfDistances):
     """`RelPositionMultiHeadedAttention` of transducers: masks are True where a frame is hidden."""
 
     def forward(
@@ -119,7 +123,7 @@ class TransducerAttention(ESPnetAttention):
             hidden = mask[:, None]
             found = mask_of_pairs(hidden if chunk_mask is None else chunk_mask[None] | hidden, tokens)
         if found is None:
-            return super(ESPnetAttention, self).forward(query, key, value, pos_enc, mask, chunk_mask, left_context)
+            return super().forward(query, key, value, pos_enc, mask, chunk_mask, left_context)
         q, k, v = self.forward_qkv(query, key, value)
         return self.attended(q, k, v, self.position(pos_enc, q), found)
 
@@ -169,10 +173,10 @@ KINDS = (
         name="Transformer-XL",
         library="espnet",
         replaced=(
-            Replaced("conformer", _FILE + "RelPositionMultiHeadedAttention", ESPnetAttention, _READS),
-            Replaced("conformer, legacy", _FILE + "LegacyRelPositionMultiHeadedAttention", LegacyESPnetAttention, _READS),
+            Replaced("espnet", _FILE + "RelPositionMultiHeadedAttention", ESPnetAttention, _READS),
+            Replaced("espnet legacy", _FILE + "LegacyRelPositionMultiHeadedAttention", LegacyESPnetAttention, _READS),
             Replaced(
-                "transducer",
+                "espnet transducer",
                 _TRANSDUCER,
                 TransducerAttention,
                 (*_READS, "compute_attention_score", "compute_simplified_attention_score"),
@@ -191,7 +195,7 @@ KINDS = (
         verified=(),
         refused=(
             Refused(
-                "conformer",
+                "fairseq2",
                 "fairseq2.models.transformer.sdpa.relative.RelativePositionSDPA",
                 "fairseq2 0.8.1 needs PyTorch 2.9.1, which relpos does not support",
             ),

@@ -79,7 +79,7 @@ KINDS = (
         library="nemo",
         replaced=(
             Replaced(
-                "conformer",
+                "nemo",
                 _ATTENTION,
                 NeMoAttention,
                 ("forward", "forward_qkv", "forward_attention", "rel_shift", "update_cache"),
@@ -88,17 +88,17 @@ KINDS = (
         verified=(Verified(_ATTENTION, _run, ("pos_bias_u", "pos_bias_v", "linear_pos.weight")),),
         refused=(
             Refused(
-                "conformer, local",
+                "nemo local",
                 _ATTENTION + "Longformer",
                 "it attends within a sliding window, already in O(N)",
             ),
             Refused(
-                "adapter",
+                "nemo adapter",
                 _FILE + "adapters.multi_head_attention_adapter_module.RelPositionMultiHeadAttentionAdapter",
                 "it calls the published forward of its base class by name",
             ),
             Refused(
-                "transformer_encoder",
+                "nemo transformer",
                 "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention",
                 "its attention is PyTorch's FlexAttention, whose bias of all pairs NeMo makes",
             ),

@@ -158,10 +158,10 @@ KINDS = (
         name="Transformer-XL",
         library="speechbrain",
         replaced=(
-            Replaced("RelPosMHAXL", _ATTENTION, SpeechBrainAttention, ("forward", "rel_shift")),
+            Replaced("speechbrain", _ATTENTION, SpeechBrainAttention, ("forward", "rel_shift")),
             *(
                 Replaced(
-                    name,
+                    "speechbrain",
                     f"{_LOBES}transformer.{name}.{name}",
                     TransformerASR,
                     ("forward", "encode", *_DISCARDED),
@@ -169,7 +169,7 @@ KINDS = (
                 for name in ("TransformerASR", "TransformerST")
             ),
             Replaced(
-                "separators",
+                "speechbrain",
                 f"{_LOBES}dual_path.SBConformerEncoderBlock",
                 SeparatorBlock,
                 ("forward", *_DISCARDED),
