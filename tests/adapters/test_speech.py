@@ -80,7 +80,7 @@ def test_an_encoder_whose_layers_have_no_position_is_left(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["parakeet", "nemotron_asr_streaming"])
 def test_positions_beyond_the_librarys_cap(name: str) -> None:
-    """The published model refuses them, or did in earlier versions (transformers' issue 43383)."""
+    """The published model refuses them, or did in earlier versions."""
     model = models()[name]
     module = model.made()
     (wanted,) = model.called(module)
