@@ -22,6 +22,7 @@ from relpos.engines.triton.tiles import (
     product,
     rows,
     scaled,
+    sink_of,
     span,
     sums_of_rows,
     tested,
@@ -57,13 +58,10 @@ def forward(
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
     head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
     head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
-    peak = tl.full([ROWS], NEGATIVE, SUM)
-    total = tl.zeros([ROWS], SUM)
+    peak, total = tl.full([ROWS], NEGATIVE, SUM), tl.zeros([ROWS], SUM)
     qi = start + tl.arange(0, ROWS)
     if sink.logits is not None:
-        of_head = sink.logits + batch64 * sink.logits_b + head64 * sink.logits_h
-        peak = tl.zeros([ROWS], SUM) + tl.load(of_head + tl.minimum(qi, size.n - 1) * sink.logits_n)
-        total = total + 1.0
+        peak, total = tl.zeros([ROWS], SUM) + sink_of(qi, batch64, head64, size, sink), total + 1.0
     summed = tl.zeros([ROWS, V_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS

@@ -254,6 +254,13 @@ def scaled(tile_bias, qi, batch, head, size, bias):
 
 
 @triton.jit
+def sink_of(qi, batch, head, size, sink):
+    """The logits of the sinks of some queries."""
+    of_head = sink.logits + batch * sink.logits_b + head * sink.logits_h
+    return tl.load(of_head + tl.minimum(qi, size.n - 1) * sink.logits_n)
+
+
+@triton.jit
 def bias_at(apart, head, bias):
     """The address of a tile's bias; `apart` is its first query minus its first key. A loop advances both alike."""
     if bias.table is None or bias.query is not None:
