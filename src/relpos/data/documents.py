@@ -145,7 +145,9 @@ def between_lines(data: bytes, path: Path) -> dict[Split, list[bytes]]:
     validation, test = _cuts(len(data))
     parts = re.split(rb"(?m)^" + re.escape(BETWEEN.encode()) + rb"\r?$", data)
     if len(parts) == 1:
-        fail(f"documents with lines of {BETWEEN} between them", f"one document in {path}", "Leave out documents=packed.")
+        fail(
+            f"documents with lines of {BETWEEN} between them", f"one document in {path}", "Leave out documents=packed."
+        )
     start = 0
     for part in parts:
         if document := part.strip(b"\r\n"):
@@ -159,7 +161,9 @@ def _cuts(size: int) -> tuple[int, int]:
 
 
 def _before_character(data: bytes, at: int) -> int:
-    return next((at - back for back in range(4) if data[at - back : at - back + 1] and data[at - back] & 0xC0 != 0x80), at)
+    return next(
+        (at - back for back in range(4) if data[at - back : at - back + 1] and data[at - back] & 0xC0 != 0x80), at
+    )
 
 
 Source = Callable[[dict[str, Any]], Documents]

@@ -178,8 +178,8 @@ class Text(Task):
         """What bits are per byte of: "bytes", or the tokenizer with its vocabulary and bytes a token."""
         if self.tokenizer is BYTES:
             return "bytes"
-        name, count = self.tokenizer.name, self.tokenizer.vocabulary
-        return f"tokens by {name} (vocabulary {count:,}, {self.bytes_per_token:.2f} bytes a token)"
+        label, count = self.tokenizer.label, self.tokenizer.vocabulary
+        return f"tokens by {label} (vocabulary {count:,}, {self.bytes_per_token:.2f} bytes a token)"
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ class Text(Task):
         read, follows = stretch[:, :-1], stretch[:, 1:]
         if not self.is_packed:
             return read, follows
-        borders = (self._tokens["train"][: length] == self._border).cumsum(dim=0)  # documents as long as the text's
+        borders = (self._tokens["train"][:length] == self._border).cumsum(dim=0)  # documents as long as the text's
         segments = torch.nn.functional.pad(borders, (0, length - len(borders)), value=int(borders[-1]))
         return PackedTokens(read, segments.expand(batch_size, -1)), follows
 
@@ -282,14 +282,12 @@ class Text(Task):
 
     def describe(self) -> results.TaskRecord:
         record = replace(super().describe(), length=self.length, blocks=len(self.blocks("test")[0]))
-        if self.vocabulary == BYTES.vocabulary:
+        if self.is_packed:
+            record = replace(record, documents="packed", vocabulary=self.vocabulary)
+        if self.tokenizer is BYTES:
             return record
-        return replace(
-            record,
-            tokenizer=self.tokenizer.name,
-            vocabulary=self.vocabulary,
-            bytes_per_token=round(self.bytes_per_token, 4),
-        )
+        by = round(self.bytes_per_token, 4)
+        return replace(record, tokenizer=self.tokenizer.label, vocabulary=self.vocabulary, bytes_per_token=by)
 
     def _encoded(self, documents: Sequence[bytes]) -> tuple[Shaped[Tensor, " n"], Shaped[Tensor, " n"]]:
         """The tokens of documents and the bytes in each; if they are packed, each begins with a token of no bytes."""

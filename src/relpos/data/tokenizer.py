@@ -56,13 +56,18 @@ class Tokenizer(ABC):
     """Text to tokens and back.
 
     Attributes:
-        name: as the user named it, or the class of an object.
+        name: as the user named it, or the class of an object. label: the same without folders, for a page.
         vocabulary: the number of different tokens. identity: a fingerprint of everything that makes its tokens.
     """
 
     name: str
     vocabulary: int
     identity: str
+
+    @property
+    def label(self) -> str:
+        source, colon, path = self.name.partition(":")
+        return f"{source}{colon}{Path(path).name}" if colon and Path(path).expanduser().exists() else self.name
 
     @abstractmethod
     def _encode(self, text: str) -> Tokens:
@@ -182,9 +187,7 @@ class TikToken(Tokenizer):
     @cached_property
     def _encoding(self) -> Any:
         pattern, ranks, special = self._parts
-        return _imported("tiktoken").Encoding(
-            self.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
-        )
+        return _imported("tiktoken").Encoding(self.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_encoding"}
@@ -257,7 +260,7 @@ def _of_object(tokenizer: Any) -> Tokenizer:
     if fast is not None and hasattr(fast, "to_str"):
         return HuggingFaceTokenizer(fast.to_str(), type(tokenizer).__name__)
     if library == "tiktoken" and hasattr(tokenizer, "encode_ordinary"):
-        return TikToken(tokenizer, f"tiktoken:{tokenizer.name}")
+        return TikToken(tokenizer, str(tokenizer.name).replace(":", " "))
     if all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode")):
         return OwnTokenizer(tokenizer)
     fail(f"{NAMED}, or an object with encode and decode", shape_of(tokenizer), "Pass one of them as tokenizer.")
@@ -290,14 +293,17 @@ def _hugging_face(name: str, named: str) -> Tokenizer:
 
 
 def _cached(name: str) -> Path:
-    """tokenizer.json of a name of the hub, which its library fetches or has in its cache."""
+    """tokenizer.json of a name, from the cache of Hugging Face's library. Nothing is fetched: a comparison would change
+    with the hub."""
     _require_installed("huggingface_hub")
     try:
-        return Path(_imported("huggingface_hub").hf_hub_download(name, "tokenizer.json"))
-    except Exception as error:  # of the name, of the network or of access
-        said = " ".join(str(error).split())[:160]
-        remedy = "Name a folder or a file with tokenizer.json, or fetch it where there is a network."
-        fail(f"tokenizer.json of {name}, a folder, a file or a name of Hugging Face", f"{type(error).__name__}: {said}", remedy)
+        return Path(_imported("huggingface_hub").hf_hub_download(name, "tokenizer.json", local_files_only=True))
+    except Exception as error:  # it is no name, or not in the cache
+        expected = "a folder or a file after hf:, or a name whose tokenizer.json is in Hugging Face's cache"
+        remedy = (
+            f"Run hf download {name} tokenizer.json." if type(error).__name__ != "HFValidationError" else "Name one."
+        )
+        fail(expected, name, remedy)
 
 
 def _tiktoken(name: str, named: str) -> Tokenizer:
@@ -325,7 +331,9 @@ def _of_ranks(path: Path, named: str) -> Tokenizer:
         fail(expected, f"{path}, which does not exist", "Name an existing one.")
     try:
         lines = read_file(path, _FILE_AT_MOST).splitlines()
-        ranks = {base64.b64decode(word, validate=True): int(rank) for word, rank in (line.split() for line in lines if line)}
+        ranks = {
+            base64.b64decode(word, validate=True): int(rank) for word, rank in (line.split() for line in lines if line)
+        }
     except FileError as error:
         fail_to_read(expected, path, error, "Name another.")
     except ValueError:

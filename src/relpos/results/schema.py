@@ -116,7 +116,8 @@ class TaskRecord:
     length: Annotated[int | None, "of text: length of inputs in training, in tokens (bytes by default)"] = None
     blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
     tokenizer: Annotated[str | None, "of text: its name; absent for bytes"] = None
-    vocabulary: Annotated[int | None, "of text: different tokens, absent for 256 bytes"] = None
+    vocabulary: Annotated[int | None, "of text: different tokens of a model; absent for 256 bytes"] = None
+    documents: Annotated[str | None, "of text: `packed` if attention stays within documents"] = None
     bytes_per_token: Annotated[float | None, "of text: their mean; absent for bytes"] = None
     largest_class: Annotated[float | None, "of images: share of the test images in the largest class"] = None
 
@@ -174,7 +175,8 @@ class Metric:
     correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
     bits_per_byte: Annotated[float | None, "of text"] = None
     values: Annotated[
-        list[float] | None, "of text: of each block, its bits divided by the mean bytes of a block; a quick run reads the first two. Of figures: each unit"
+        list[float] | None,
+        "of text: of each block, its bits divided by the mean bytes of a block; a quick run reads the first two. Of figures: each unit",
     ] = None
     by_place: Annotated[list[float] | None, "of text: for 32 equal parts of an input, first tokens to last"] = None
     reason: Annotated[str | None, "why there is no figure"] = None
