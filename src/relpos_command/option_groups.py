@@ -57,8 +57,8 @@ class DataOptions:
     )
     documents: Literal["cut", "packed"] | None = option(
         None,
-        "of a text: cut, inputs are cut from all documents joined; packed, attention stays within a document. In a file "
-        "lines of <|endoftext|> are between them",
+        "of a text: cut, inputs are cut from all documents joined; packed, attention stays within a document; in a "
+        "file, lines of <|endoftext|> are between them",
         "HOW",
         choices=("cut", "packed"),
         default_in_words="cut",

@@ -30,7 +30,7 @@ def _rounded(x: Tensor, digits: int = 4) -> Any:
 
 
 def _bias(term: LineBias, layer: str | int, *, unit: str | None) -> Learned | None:
-    """A line bias over its offsets, for text in a unit only past ones; None for more than two axes, which no picture shows."""
+    """A line bias over its offsets, for a text's unit only past ones; None for over two axes, which no picture shows."""
     layout, line = term.lines.layout, term.lines
     if len(layout.spans) > 2:
         return None
@@ -58,7 +58,10 @@ def _bias(term: LineBias, layer: str | int, *, unit: str | None) -> Learned | No
 def learned(model: Model, unit: str = "bytes") -> list[Learned]:
     """Every line bias as a table over offsets, and the similarity of absolute positions to one another.
 
-    Offsets of a language model are in tokens, which are in `unit`: bytes or tokens. Above `TOKENS` positions, similarities are left out: there is one number per pair.
+    Above `TOKENS` positions, similarities are left out: there is one number per pair.
+
+    Args:
+        unit: of a language model's offsets, bytes or tokens.
     """
     grid, of_text = model.coordinates, unit if isinstance(model, LanguageModel) else None
     shared = model.shared_position and model.positions.period == 1  # else the first layer of its entry is named

@@ -16,7 +16,7 @@ from relpos.files.reading import FileError, fail_to_read, read_file, require_utf
 
 BYTES_AT_MOST = 2**30
 """The largest text: training needs nine times its size in memory, in each process."""
-SHARES = {"validation": 0.05, "test": 0.08}
+SHARES: dict[Split, float] = {"validation": 0.05, "test": 0.08}
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 BETWEEN = "<|endoftext|>"
 """The line between documents of a file, as in GPT-2's data."""
@@ -99,9 +99,9 @@ def topics() -> dict[Split, list[bytes]]:
     splits: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
     for index in order:
         name = names[index]  # a long topic would make a split much larger than its share
-        open_yet: list[Split] = ["validation", "test"]
-        open_yet = [split for split in open_yet if filled[split] + sizes[name] / 2 < SHARES[split] * whole]
-        split = next(iter(open_yet), "train")
+        half = sizes[name] / 2
+        open_yet = (one for one, share in SHARES.items() if filled[one] + half < share * whole)
+        split: Split = next(open_yet, "train")
         filled[split] += sizes[name]
         splits[split].append(texts[name])
     return splits

@@ -50,13 +50,13 @@ def find_data(
         ValueError: the data do not exist or cannot be read, or the options are for other data.
     """
     given = {name: value for name, value in images.items() if value is not None and value is not False}
-    of_text = {"tokenizer": tokenizer, "documents": documents}
+    of_text: dict[str, Any] = {"tokenizer": tokenizer, "documents": documents}
     of_text = {name: value for name, value in of_text.items() if value is not None}
     is_folder = isinstance(data, str | Path) and data not in BUILT_IN and Path(data).expanduser().is_dir()
     if of_text and (is_folder or data == Digits.name or not isinstance(data, str | Path)):
-        what = data.name if isinstance(data, Task) else "datasets" if isinstance(data, tuple | list) else str(data)
+        came = data.name if isinstance(data, Task) else "datasets" if isinstance(data, tuple | list) else str(data)
         named = " and ".join(of_text)
-        fail(f"a text as data with {named}", what, f"Name a file of text, or leave {named} out.")
+        fail(f"a text as data with {named}", came, f"Name a file of text, or leave {named} out.")
     for name in given.keys() & {"image_size", "patch"}:
         given[name] = (given[name], given[name]) if isinstance(given[name], int) else tuple(given[name])
     if isinstance(data, tuple | list):

@@ -1,9 +1,9 @@
 """Text as bytes or other tokens: a language model is trained on one length, then tested on longer inputs.
 
 Every probe predicts the same tokens. A test split is cut into blocks of the longest length. Each block is read in
-independent pieces of the probe's length. Its bits per byte are the cross-entropy of all its tokens, divided by the bytes
-of text in them, so that they can be compared between tokenizers. A model that extrapolates to longer inputs needs fewer
-bits there, because it sees more context.
+independent pieces of the probe's length. Its bits per byte are the cross-entropy of all its tokens, divided by the
+bytes of text in them, so that they can be compared between tokenizers. A model that extrapolates to longer inputs needs
+fewer bits there, because it sees more context.
 
     documents = "cut"       documents follow each other; inputs are cut from them anywhere
     documents = "packed"    the same, but a token attends only to its own document, and positions begin there. Each
@@ -191,7 +191,7 @@ class Text(Task):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return dict(self.sizes_in_bytes)
+        return {split: size for split, size in self.sizes_in_bytes.items()}  # noqa: C416
 
     @cached_property
     def probes(self) -> tuple[TextProbe, ...]:

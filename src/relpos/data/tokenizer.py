@@ -3,7 +3,7 @@
     bytes             every byte is a token
     hf:NAME           tokenizer.json of a folder, of a file, or of a name in Hugging Face's cache (`tokenizers`)
     tiktoken:NAME     an encoding of `tiktoken`, or FILE.tiktoken: its ranks, split as cl100k_base splits
-    an object         of tokenizers, tiktoken or transformers, or any with `encode(text) -> ids` and `decode(ids) -> text`
+    an object         of tokenizers, tiktoken or transformers, or with `encode(text) -> ids` and `decode(ids) -> text`
 
 Bits per byte are comparable between tokenizers only if each byte of the text is counted once. So the bytes of a text's
 tokens sum to the bytes of the text, and a tokenizer that loses text (by lower-casing, or unknown tokens) is refused.
@@ -16,9 +16,8 @@ import base64
 import difflib
 import hashlib
 import importlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -267,7 +266,7 @@ def _of_object(tokenizer: Any) -> Tokenizer:
 
 
 def _vocabulary_of(tokenizer: Any) -> int:
-    """The number of tokens of a user's tokenizer: its `vocab_size` or `n_vocab`, as libraries name it, or its length."""
+    """The number of tokens of a user's tokenizer, as libraries name it: `vocab_size`, `n_vocab` or `get_vocab_size`."""
     for name in ("vocab_size", "n_vocab", "get_vocab_size"):
         count = getattr(tokenizer, name, None)
         count = count() if callable(count) else count
@@ -278,7 +277,7 @@ def _vocabulary_of(tokenizer: Any) -> int:
 
 def _hugging_face(name: str, named: str) -> Tokenizer:
     _require_installed("tokenizers")
-    require_utf8(name, "a tokenizer")
+    require_utf8(Path(name), "a tokenizer")
     path = Path(name).expanduser()
     if path.is_dir():
         path /= "tokenizer.json"

@@ -69,8 +69,8 @@ def tokenizer_of(settings: SettingsRecord) -> Any:
 
 
 _FIRST = (
-    "data", "tokenizer", "documents", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step", "evaluate", "better", "what",
-    "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
+    "data", "tokenizer", "documents", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step",
+    "evaluate", "better", "what", "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
 )  # fmt: skip
 _ORDER = [*_FIRST, *(name for name in options_of(CompareRequest) if name not in (*_FIRST, "out"))]
 """The order of the options in the command."""

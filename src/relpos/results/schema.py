@@ -176,7 +176,7 @@ class Metric:
     bits_per_byte: Annotated[float | None, "of text"] = None
     values: Annotated[
         list[float] | None,
-        "of text: of each block, its bits divided by the mean bytes of a block; a quick run reads the first two. Of figures: each unit",
+        "of text: of each block, its bits by the mean bytes of a block; a quick run reads two. Of figures: each unit",
     ] = None
     by_place: Annotated[list[float] | None, "of text: for 32 equal parts of an input, first tokens to last"] = None
     reason: Annotated[str | None, "why there is no figure"] = None
