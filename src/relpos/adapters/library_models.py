@@ -175,6 +175,9 @@ class LibraryModel:
         else:
             came = "datasets of another kind"
             fail(f"images or a text file for {self.name}", came, "Pass build(position, task) instead.")
+        if isinstance(task, Text) and task.is_packed:
+            came = f"{self.name}, whose attention knows no borders"
+            fail("relpos's own model for packed documents", came, "Pass documents=cut, or build(position, task).")
         if isinstance(task, Text) and getattr(config, "is_encoder_decoder", False):
             came = f"{self.name}, a {config.model_type}, which maps one text to another"
             remedy = "Pass datasets with both, build(position, task) and a step: docs/replace.md."

@@ -30,7 +30,7 @@ def _rounded(x: Tensor, digits: int = 4) -> Any:
 
 
 def _bias(term: LineBias, layer: str | int, *, unit: str | None) -> Learned | None:
-    """A line bias over its offsets, for a text's unit only past ones; None for over two axes, which no picture shows."""
+    """A line bias over its offsets, for a text only past ones; None for more than two axes, which no picture shows."""
     layout, line = term.lines.layout, term.lines
     if len(layout.spans) > 2:
         return None

@@ -133,7 +133,7 @@ class Text(Task):
         if self.is_packed:
             self.options |= {"documents": documents}
         self.title, of_what = _titles(text)
-        self._require_enough(of_what)
+        self._require_enough(of_what, is_file=isinstance(text, str | Path))
         counts = {split: f"{size:,}" for split, size in self.sizes.items()}
         self.description = (
             f"{of_what} as {self.by_what}: {counts['train']} {'' if self.unit == 'bytes' else 'bytes '}to train on, "
@@ -302,13 +302,13 @@ class Text(Task):
             digest.update(self._tokens[split].numpy().tobytes())
         return f"vocabulary {self.tokenizer.vocabulary}, sha256 {digest.hexdigest()[:16]}"
 
-    def _require_enough(self, of_what: str) -> None:
+    def _require_enough(self, of_what: str, *, is_file: bool) -> None:
         enough: dict[Split, int] = {"train": 1, "validation": 1, "test": BLOCKS_AT_LEAST}
         short = [split for split, count in enough.items() if len(self._tokens[split]) <= count * LENGTHS[-1]]
         if not short:
             return
         split = short[0]
-        if "text" in self.options and self.tokenizer is BYTES and not self.is_packed:
+        if is_file and self.tokenizer is BYTES and not self.is_packed:
             least = max(int((enough[one] * LENGTHS[-1] + 2) / share) + 1 for one, share in SHARES.items())
             came = f"{self.options['text']} with {sum(self.sizes.values()):,}"
             fail(f"a text of at least {least:,} bytes", came, "Join several files.")

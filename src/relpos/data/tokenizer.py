@@ -36,6 +36,7 @@ _PIECE = 2**16
 _CONTEXT = 4
 """Tokens before a token that may change its text when both are decoded."""
 _SHOWN = 24
+_JSON = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,12 @@ class Tokenizer(ABC):
 
     @property
     def label(self) -> str:
-        source, colon, path = self.name.partition(":")
-        return f"{source}{colon}{Path(path).name}" if colon and Path(path).expanduser().exists() else self.name
+        source, colon, rest = self.name.partition(":")
+        path = Path(rest).expanduser()
+        if not colon or not path.exists():
+            return self.name
+        path = path.absolute()
+        return f"{source}:{path.parent.name if path.name == _JSON else path.name}"
 
     @abstractmethod
     def _encode(self, text: str) -> Tokens:
@@ -280,7 +285,7 @@ def _hugging_face(name: str, named: str) -> Tokenizer:
     require_utf8(Path(name), "a tokenizer")
     path = Path(name).expanduser()
     if path.is_dir():
-        path /= "tokenizer.json"
+        path /= _JSON
     elif not path.exists():
         path = _cached(name)
     try:
@@ -296,7 +301,7 @@ def _cached(name: str) -> Path:
     with the hub."""
     _require_installed("huggingface_hub")
     try:
-        return Path(_imported("huggingface_hub").hf_hub_download(name, "tokenizer.json", local_files_only=True))
+        return Path(_imported("huggingface_hub").hf_hub_download(name, _JSON, local_files_only=True))
     except Exception as error:  # it is no name, or not in the cache
         expected = "a folder or a file after hf:, or a name whose tokenizer.json is in Hugging Face's cache"
         remedy = (
