@@ -173,7 +173,7 @@ class Short(Own):
     [
         (
             byte_level(normalizer=normalizers.Lowercase()),
-            "keeps every character of the text; got Tokenizer, which makes 'the",
+            "every character of the text; got Tokenizer, which makes",
         ),
         (byte_level(normalizer=normalizers.Strip()), "keeps every character"),
         (unknown(), "keeps every character"),
