@@ -145,9 +145,8 @@ def test_a_name_shows_no_folder(tmp_path: Path) -> None:
 
 
 def test_changed_tokens_are_another_tokenizer() -> None:
-    first, second = (find_tokenizer(byte_level(pre_tokenizer=one)) for one in (
-        pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    ))  # fmt: skip
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    first, second = find_tokenizer(byte_level()), find_tokenizer(byte_level(pre_tokenizer=whole))
     assert first.identity != second.identity
     assert find_tokenizer(encoding()).identity == find_tokenizer(encoding()).identity
 
@@ -177,9 +176,10 @@ class Short(Own):
         ),
         (byte_level(normalizer=normalizers.Strip()), "keeps every character"),
         (unknown(), "keeps every character"),
+        (Tokenizer(models.WordLevel({"the": 1})), "expected a tokenizer for any text; got Tokenizer: WordLevel error"),
         (Short(encoding()), r"tokens of Short from 0 to 260; got 262 to 262"),
     ],
-    ids=["lower case", "stripped", "unknown words", "beyond its vocabulary"],
+    ids=["lower case", "stripped", "unknown words", "no token for them", "beyond its vocabulary"],
 )
 def test_a_tokenizer_that_loses_text_is_refused(tokenizer: object, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
@@ -200,6 +200,7 @@ def test_text_for_tokens_is_utf_8() -> None:
         ("hf:nobody/nothing-here", r"got nobody/nothing-here\. Run hf download nobody/nothing-here tokenizer\.json"),
         ("hf:{folder}", r"tokenizer\.json; got .*tokenizer\.json \(it cannot be read"),
         ("hf:{folder}/damaged", r"a tokenizer\.json of tokenizers; got hf:.*damaged: expected ident"),
+        ("hf:{folder}/vast", r"1 to 16,777,216 tokens; got hf:.*vast with 1,000,000,001"),
         ("tiktoken:cl100k", r"got 'cl100k'\. Did you mean cl100k_base\?"),
         ("tiktoken:{folder}/absent.tiktoken", "which does not exist"),
         ("tiktoken:{folder}/damaged.tiktoken", "not a token in base64 and a rank"),
@@ -209,6 +210,7 @@ def test_text_for_tokens_is_utf_8() -> None:
 )
 def test_no_such_tokenizer_is_one_line(name: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "damaged").write_text("no JSON")
+    (tmp_path / "vast").write_text(Tokenizer(models.WordLevel({"the": 10**9})).to_str())
     (tmp_path / "damaged.tiktoken").write_text("no ranks here\n")
     (tmp_path / "few.tiktoken").write_bytes(base64.b64encode(b"a") + b" 0\n")
     with pytest.raises(ValueError, match=message) as caught:

@@ -18,16 +18,18 @@ import hashlib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relpos.core.checks import fail, shape_of
 from relpos.files.reading import MIB, FileError, fail_to_read, read_file, require_utf8
+from relpos_command.visible import visible
 
 NAMED = "bytes, hf:NAME or tiktoken:NAME"
 _FILE_AT_MOST = 256 * MIB
@@ -36,6 +38,7 @@ _PIECE = 2**16
 _CONTEXT = 4
 """Tokens before a token that may change its text when both are decoded."""
 _SHOWN = 24
+_TOKENS_AT_MOST = 2**24
 _JSON = "tokenizer.json"
 
 
@@ -143,13 +146,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, description: str, name: str) -> None:
         self.name, self._description = name, description
-        try:
-            vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        except Exception as error:  # `tokenizers` raises Exception itself
-            _unreadable("a tokenizer.json of tokenizers", name, error)
-        if not vocabulary:
-            fail("a tokenizer with tokens", f"{name} without", "Train it first.")
-        self.vocabulary = max(vocabulary.values()) + 1
+        with _in_rust(f"a tokenizer.json of tokenizers; got {name}", "Save it with tokenizer.save_pretrained(FOLDER)."):
+            ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = _vocabulary(max(ids, default=-1) + 1, name)
         self.identity = _digest(description.encode())
 
     @cached_property
@@ -163,7 +162,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
 
     def _encode(self, text: str) -> Tokens:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        with _in_rust(f"a tokenizer for any text; got {self.name}", "Choose a byte-level one, or bytes."):
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
         if len(ends):
             ends[-1] = len(text)  # trimmed offsets leave out spaces
@@ -172,7 +172,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return Tokens(np.array(encoding.ids, dtype=np.int32), sizes.astype(np.int32))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        with _in_rust(f"tokens of {self.name} as text; got", "Choose another tokenizer, or bytes."):
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
 
@@ -180,7 +181,7 @@ class TikToken(Tokenizer):
     """An encoding of `tiktoken`: byte pairs by rank. Special tokens in a text are read as ordinary text."""
 
     def __init__(self, encoding: Any, name: str) -> None:
-        self.name, self.vocabulary = name, encoding.n_vocab
+        self.name, self.vocabulary = name, _vocabulary(encoding.n_vocab, name)
         self._parts = (encoding._pat_str, encoding._mergeable_ranks, encoding._special_tokens)
         ranks = sorted(encoding._mergeable_ranks.items(), key=lambda pair: pair[1])
         self.identity = _digest(repr((encoding._pat_str, ranks, encoding._special_tokens)).encode())
@@ -214,7 +215,7 @@ class OwnTokenizer(Tokenizer):
     def __init__(self, tokenizer: Any) -> None:
         self._own = tokenizer
         self.name = type(tokenizer).__name__
-        self.vocabulary = _vocabulary_of(tokenizer)
+        self.vocabulary = _vocabulary(_vocabulary_of(tokenizer), self.name)
         self.identity = self.name  # its tokens have a fingerprint of their own
 
     def _encode(self, text: str) -> Tokens:
@@ -228,7 +229,7 @@ class OwnTokenizer(Tokenizer):
             sizes[index] = len(decoded[done:].encode("utf-8", "replace"))
             start = max(start, index - _CONTEXT)
             done = len(self.decode(ids[start : index + 1]))
-        return Tokens(np.array(ids, dtype=np.int32), sizes)
+        return Tokens(np.array(ids, dtype=np.int64), sizes)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._own.decode(list(ids)))
@@ -366,6 +367,24 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
+def _vocabulary(count: int, name: str) -> int:
+    if not 0 < count <= _TOKENS_AT_MOST:
+        fail(f"a tokenizer with 1 to {_TOKENS_AT_MOST:,} tokens", f"{name} with {count:,}", "Choose another.")
+    return count
+
+
+@contextmanager
+def _in_rust(expected: str, remedy: str) -> Iterator[None]:
+    """Turn an error of a library in Rust into one line; its panics are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        said = " ".join(str(error).split())[:160]
+        raise ValueError(visible(f"expected {expected}: {said}. {remedy}")) from error
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -379,7 +398,3 @@ def _require_installed(library: str) -> None:
         _imported(library)
     except ImportError as error:
         fail(f"{library}, importable", str(error), "Run pip install 'relpos[data]'.")
-
-
-def _unreadable(expected: str, name: str, error: Exception) -> NoReturn:
-    fail(expected, f"{name}: {' '.join(str(error).split())[:160]}", "Save it with tokenizer.save_pretrained(FOLDER).")
