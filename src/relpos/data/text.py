@@ -100,7 +100,7 @@ class Text(Task):
             `<|endoftext|>`.
 
     Attributes:
-        vocabulary: the number of different tokens. unit: "bytes" or "tokens".
+        tokenizer: as found. is_packed: whether documents are packed. sizes_in_bytes: of the text of each split.
 
     Raises:
         ValueError: no such file or tokenizer, a tokenizer that loses text, or a text too short for the longest input in
@@ -161,10 +161,12 @@ class Text(Task):
 
     @property
     def vocabulary(self) -> int:
+        """The number of different tokens, with the one that begins packed documents."""
         return self.tokenizer.vocabulary + self.is_packed
 
     @property
     def unit(self) -> str:
+        """What lengths count: bytes or tokens."""
         return "bytes" if self.tokenizer is BYTES else "tokens"
 
     @property

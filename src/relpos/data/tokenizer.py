@@ -59,7 +59,7 @@ class Tokenizer(ABC):
     """Text to tokens and back.
 
     Attributes:
-        name: as the user named it, or the class of an object. label: the same without folders, for a page.
+        name: as the user named it, or the class of an object.
         vocabulary: the number of different tokens. identity: a fingerprint of everything that makes its tokens.
     """
 
@@ -69,6 +69,7 @@ class Tokenizer(ABC):
 
     @property
     def label(self) -> str:
+        """The name without folders, for a page."""
         source, colon, rest = self.name.partition(":")
         path = Path(rest).expanduser()
         if not colon or not path.exists():
@@ -159,7 +160,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+        return {name: value for name, value in self.__dict__.items() if name != "_tokenizer"}
 
     def _encode(self, text: str) -> Tokens:
         with _in_rust(f"a tokenizer for any text; got {self.name}", "Choose a byte-level one, or bytes."):
@@ -195,7 +196,7 @@ class TikToken(Tokenizer):
         return _imported("tiktoken").Encoding(self.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_encoding"}
+        return {name: value for name, value in self.__dict__.items() if name != "_encoding"}
 
     def _encode(self, text: str) -> Tokens:
         ids = np.array(self._encoding.encode_ordinary(text), dtype=np.int32)
