@@ -64,6 +64,21 @@ class Own:
         return self.inner.decode(ids)
 
 
+class Pieces:
+    """The same over SentencePiece's, whose first token loses its space."""
+
+    vocab_size = 280
+
+    def __init__(self) -> None:
+        self.inner = sentence_piece()
+
+    def encode(self, text: str) -> list[int]:
+        return self.inner.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.inner.decode(ids, skip_special_tokens=False)
+
+
 def encoding() -> tiktoken.Encoding:
     return tiktoken.Encoding("own", pat_str=PATTERN, mergeable_ranks=ranks(), special_tokens={"<|end|>": 260})
 
@@ -83,6 +98,7 @@ def named(kind: str, folder: Path) -> object:
         "ranks": f"tiktoken:{folder / 'own.tiktoken'}",
         "object of tiktoken": encoding(),
         "own": Own(encoding()),
+        "own with pieces": Pieces(),
     }[kind]
 
 
@@ -96,6 +112,7 @@ KINDS = (
     "ranks",
     "object of tiktoken",
     "own",
+    "own with pieces",
 )
 
 

@@ -35,8 +35,6 @@ NAMED = "bytes, hf:NAME or tiktoken:NAME"
 _FILE_AT_MOST = 256 * MIB
 _PIECE = 2**16
 """Most characters that a tokenizer gets at once; longer documents are cut after a line break."""
-_CONTEXT = 4
-"""Tokens before a token that may change its text when both are decoded."""
 _SHOWN = 24
 _TOKENS_AT_MOST = 2**24
 _JSON = "tokenizer.json"
@@ -166,8 +164,6 @@ class HuggingFaceTokenizer(Tokenizer):
         with _in_rust(f"a tokenizer for any text; got {self.name}", "Choose a byte-level one, or bytes."):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ends = np.array([end for _, end in encoding.offsets], dtype=np.int64)
-        if len(ends):
-            ends[-1] = len(text)  # trimmed offsets leave out spaces
         before = np.cumsum([0, *(len(one.encode()) for one in text)])  # bytes before each character
         sizes = np.diff(before[np.maximum.accumulate(ends)], prepend=0)
         return Tokens(np.array(encoding.ids, dtype=np.int32), sizes.astype(np.int32))
@@ -222,14 +218,14 @@ class OwnTokenizer(Tokenizer):
     def _encode(self, text: str) -> Tokens:
         ids = [int(one) for one in self._own.encode(text)]
         sizes = np.zeros(len(ids), dtype=np.int32)
-        start, done = 0, 0  # tokens from `start` on have the first `done` characters decoded
+        begin = start = done = 0  # `start`: the character before, of `done` ones, since alone the next may lose a space
         for index in range(len(ids)):
             decoded = self.decode(ids[start : index + 1])
             if decoded.endswith("\N{REPLACEMENT CHARACTER}") and index + 1 < len(ids):
                 continue  # the character is incomplete
             sizes[index] = len(decoded[done:].encode("utf-8", "replace"))
-            start = max(start, index - _CONTEXT)
-            done = len(self.decode(ids[start : index + 1]))
+            start, done = begin, len(self.decode(ids[begin : index + 1]))
+            begin = index + 1
         return Tokens(np.array(ids, dtype=np.int64), sizes)
 
     def decode(self, ids: Sequence[int]) -> str:
