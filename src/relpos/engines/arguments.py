@@ -85,7 +85,7 @@ class Arguments:
 
     def check(self) -> None:
         """Raise unless they fit together."""
-        _check_fit(self.q, self.k, self.v)
+        require_fit(self.q, self.k, self.v)
         self.terms.check(self.q, self.k, self.v)
         _check_content(self.terms)
         if self.mask is not None:
@@ -118,7 +118,8 @@ def _check_tensor(x: Tensor, name: str) -> None:
         require_computed(x, name, f"Convert {name}, e.g. {name}.float().")
 
 
-def _check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
+def require_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless queries, keys and values fit each other."""
     (batch, heads, _, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, v_width) = (
         q.shape, k.shape, v.shape
     )  # fmt: skip
@@ -197,7 +198,7 @@ def _resolve_terms(
 
 
 def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:
-    _check_fit(q, k, v)  # which says better what is wrong where these do not fit each other
+    require_fit(q, k, v)  # which says better what is wrong where these do not fit each other
     name, coordinates, count = "queries", queries, q.shape[2]
     if queries.count == count:
         name, coordinates, count = "keys", queries if keys is None else keys, k.shape[2]

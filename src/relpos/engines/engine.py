@@ -32,6 +32,21 @@ class Way:
     prepare: Callable[[Call], Compute]
 
 
+@dataclass(frozen=True)
+class Shards:
+    """How an engine computes the shards of a call, each with some of its keys. Rotated (`Call.rotated`), without row
+    rules, in eager mode.
+
+    Attributes:
+        forward: output and log-sum-exp of a shard. Several merge, weighted with exp(lse - lse of all).
+        backward: takes a shard, the output of all shards, the log-sum-exp of all, the gradients of both, and adds to
+            the gradients that are wanted (`operators.Gradients`).
+    """
+
+    forward: Callable[[Call], tuple[Tensor, Tensor]]
+    backward: Callable[..., None]
+
+
 class Engine(ABC):
     """One way to compute a call. Engines never import one another.
 
@@ -42,6 +57,7 @@ class Engine(ABC):
             fits where the inputs do.
         served: the kinds of terms that it computes; None for every kind, by `Term.scores`.
         ways: the ways in which it computes calls, if there are several: the first that serves a call is taken.
+        shards: how it computes shards of a call; None if it cannot.
         checked_on: kinds of device where `auto` takes it only after it has agreed with the reference; see `verdicts`.
     """
 
@@ -50,6 +66,7 @@ class Engine(ABC):
     serves_any_size: ClassVar[bool] = False
     served: ClassVar[tuple[type[Term], ...] | None] = None
     ways: ClassVar[tuple[Way, ...]] = ()
+    shards: ClassVar[Shards | None] = None
     checked_on: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

@@ -101,6 +101,16 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
     return choice
 
 
+def choose_for_shards(call: Call) -> Engine:
+    """The engine for shards of a call: the one `auto` takes if it computes shards, else `streaming`.
+
+    Raises:
+        NotImplementedError: what the call needs has no engine that computes shards.
+    """
+    engine = choose(call, "auto").engine
+    return engine if engine.shards is not None else choose(call, STREAMING.name).engine
+
+
 # On a CPU: `streaming` beside `sdpa`
 
 LINE, GRID, KEY_VECTORS = 2**16, 2**18, 2**18

@@ -28,10 +28,22 @@ def without_unseen(call: Call) -> Call:
     """The call with 0 in keys and values that no query sees and in queries that see no key, if that may matter."""
     if call.mask is None or call.is_empty or hides_nothing(call.mask, call.q.shape[2], call.k.shape[2]):
         return call
-    contents = [term.content for term in call.terms.of(LineVectors) if term.content is not None]
-    if all(_is_finite(x) for x in (call.q, call.k, call.v, *contents)):
+    if holds_finite(call):
         return call
-    rows, columns = visible_tokens(call.mask, call.q.shape[2], call.k.shape[2], call.q.device)
+    return with_zeros(call, *visible_tokens(call.mask, call.q.shape[2], call.k.shape[2], call.q.device))
+
+
+def holds_finite(call: Call) -> bool:
+    """Whether it is known that no product of what queries, keys and values hold overflows."""
+    return all(_is_finite(x) for x in (call.q, call.k, call.v, *_contents(call)))
+
+
+def _contents(call: Call) -> list[Tensor]:
+    return [term.content for term in call.terms.of(LineVectors) if term.content is not None]
+
+
+def with_zeros(call: Call, rows: Bool[Tensor, "#B #H N"], columns: Bool[Tensor, "#B #H M"]) -> Call:
+    """The call with 0 in queries, and in keys and values, that are not visible."""
     if columns.shape[1] > 1:
         columns = columns.unflatten(1, (call.k.shape[1], call.groups)).any(dim=2)
 
@@ -40,7 +52,7 @@ def without_unseen(call: Call) -> Call:
             return term
         return changed(term, content=_zeroed(term.content, rows))
 
-    terms = call.terms.each(shown) if contents else call.terms
+    terms = call.terms.each(shown) if _contents(call) else call.terms
     q, k, v = _zeroed(call.q, rows), _zeroed(call.k, columns), _zeroed(call.v, columns)
     return replace(call, q=q, k=k, v=v, terms=terms)
 

@@ -6,7 +6,7 @@ The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
 One matrix product each gives the gradients of q, k and v; the plan computes the terms' gradients. In float64, and in
 `DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
-log-sum-exp. Delta is then computed from these weights too, so that the two cancel exactly where they should. Half
+log-sum-exp, unless output and log-sum-exp are of more keys than the call's (`shard`). Delta is then computed from these weights too, so that the two cancel exactly where they should. Half
 precision does the same for delta, because the rounded output, times a peaked row's weight, would be most of the error.
 """
 
@@ -38,6 +38,7 @@ class Backward:
         out, lse: the results of the forward. d_out, d_lse: their gradients.
         gradients: collects the gradients, and knows which are wanted.
         kernel: PyTorch's, for tiles to whose scores nothing is added; None if the call is not for it (`cpu_kernel`).
+        shard: whether the call's keys are some of those that the output and its log-sum-exp are of.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Backward:
         d_lse: Float[Tensor, "B H N"],
         gradients: Gradients,
         kernel: Callable[..., Any] | None = None,
+        shard: bool = False,
     ) -> None:
+        self.shard = shard
         self.call, self.plan, self.gradients, self.kernel = call, plan, gradients, kernel
         self.scores = Scores(call, plan)
         self.out, self.d_out = out.flatten(0, 1), d_out.flatten(0, 1)
@@ -116,7 +119,7 @@ class Backward:
                 self._run_bare(chunk, tile, self.kernel, upstream, out, lse, d_q)
                 continue
             weights = scores.exp(scores.compute(chunk, tile, shift))
-            alone = len(chunk.block.tiles) == 1
+            alone = len(chunk.block.tiles) == 1 and not self.shard
             if plan.renormalizes and alone:
                 total = weights.sum(dim=-1, keepdim=True)
                 total = total if sink is None else total + sink

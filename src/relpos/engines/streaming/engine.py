@@ -30,7 +30,7 @@ from relpos.core import (
 from relpos.core.private import flash_kernel_backward
 from relpos.engines import dense
 from relpos.engines.call import Call
-from relpos.engines.engine import Compute, Engine, Way
+from relpos.engines.engine import Compute, Engine, Shards, Way
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.cpu import cpu_kernel
@@ -62,15 +62,17 @@ def _by_flash_kernel(call: Call) -> bool:
     return same_width and cpu_kernel.supports(replace(call, terms=after_content(call.terms)))
 
 
-def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+def _backward(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients, shard: bool = False
+) -> None:
     groups = by_segments(call)
     if groups is None:
-        _backward_whole(call, out, lse, d_out, d_lse, gradients)
+        _backward_whole(call, out, lse, d_out, d_lse, gradients, shard=shard)
         return
     for group in groups:
         group_gradients = Gradients([part for x, part, _ in group.links if gradients.wants(x)])
         out_g, lse_g, d_out_g, d_lse_g = (group.take(x) for x in (out, lse, d_out, d_lse))
-        _backward_whole(group.call, out_g, lse_g, d_out_g, d_lse_g, group_gradients)
+        _backward_whole(group.call, out_g, lse_g, d_out_g, d_lse_g, group_gradients, shard=shard)
         for x, part, add in group.links:
             gradient = group_gradients.of(part)
             if gradient is not None:
@@ -83,14 +85,14 @@ def _flash_kernel(call: Call) -> tuple[RunForward, RunBackward]:
 
 def _backward_whole(
     call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
-    natural: bool | None = None,
+    natural: bool | None = None, shard: bool = False,
 ) -> None:  # fmt: skip
     """The backward without groups. `natural`: whether the flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
     natural = cpu_kernel.supports(call) if natural is None else natural
     plan = make_plan(call, backward=True, natural=natural)
     kernel = flash_kernel_backward() if natural and not call.return_lse and call.terms.of(LineVectors) else None
-    Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel).run()
+    Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel, shard).run()
 
 
 _attend = Operator("streaming", _forward, _backward)
@@ -138,6 +140,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor]:
 
 class Streaming(Engine):
     name = "streaming"
+    shards = Shards(_forward, partial(_backward, shard=True))
     summary = "blocks of rows in O(N) memory, with an exact gradient; every term, any device; fastest on CPU"
     serves_any_size = True
     ways = (

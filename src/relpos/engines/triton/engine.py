@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, QueryBias, QueryScale, Rotation, Sinks
 from relpos.engines.call import Call
-from relpos.engines.engine import Compute, Engine
+from relpos.engines.engine import Compute, Engine, Shards
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.triton import limits
 
@@ -72,6 +72,7 @@ _REFUSED_PARTS = {
 
 class Triton(Engine):
     name = "triton"
+    shards = Shards(_forward, _backward)
     summary = "fused kernels for a line bias on GPU, with a deterministic gradient"
     serves_any_size = True
     served = (LineBias, Rotation, QueryBias, QueryScale, Sinks)

@@ -1,0 +1,171 @@
+"""`relpos.parallel.context_attention`: attention over a sequence whose tokens are spread over ranks.
+
+    rank 0: q, k, v of its tokens   \\                                    / its tokens of the output
+    rank 1: q, k, v of its tokens   -   one sequence, one position, mask  -  its tokens of the output
+    ...                             /                                    \\ ...
+
+Positions and masks are those of the whole sequence; the result is one process's, cut.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from relpos.core import Coordinates, Mask, MaskLike
+from relpos.core.checks import fail, require_choice, require_number, require_tensor, shape_of
+from relpos.engines.arguments import Position, require_fit
+from relpos.parallel.by_gather import by_gather
+from relpos.parallel.by_heads import by_heads
+from relpos.parallel.by_ring import by_ring
+from relpos.parallel.choice import ShardMethod, choose_method
+from relpos.parallel.layout import ShardLayout, require_layout, stretches
+from relpos.parallel.local_terms import check_position, terms_of_queries
+from relpos.parallel.ranks import Ranks
+from relpos.parallel.ring_schedule import Schedule, blocks_of
+
+def context_attention(
+    q: Float[Tensor, "B H n D"],
+    k: Float[Tensor, "B G n D"],
+    v: Float[Tensor, "B G n V"],
+    *,
+    position: Position | None = None,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    queries: Coordinates | None = None,
+    mask: MaskLike | None = None,
+    method: ShardMethod = "auto",
+    layout: ShardLayout = "contiguous",
+    scale: float | None = None,
+    dropout: float = 0.0,
+    states: Float[Tensor, "B n E"] | None = None,
+) -> Float[Tensor, "B H n V"]:
+    """Self-attention of a sequence of N tokens, of which each of R ranks holds n = N / R. All ranks call it together.
+
+    The output, and the gradients of q, k and v, are this rank's share of what one process computes for the whole
+    sequence, up to rounding; bits are the same in every run. A weight of the position gets on each rank the part of its
+    gradient that this rank's loss has: `average_gradients`, DistributedDataParallel or FSDP over the mesh then sum it
+    with those of all other weights, once.
+
+    Methods:
+        gather: each rank has all keys and values. Every mechanism, every mask; memory grows with N.
+        ring: keys and values travel in blocks, while others are computed. A rank holds its share and two blocks; what
+            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE).
+        ulysses: ranks exchange tokens for heads, and each computes H / R heads of the whole sequence.
+        auto: what a rank sends least by, of those that can compute the call.
+
+    Args:
+        q: queries of this rank's tokens.
+        k: keys of the same tokens; G key heads serve H query heads in equal groups.
+        v: their values.
+        position: a mechanism, beside `queries`; or terms of all tokens.
+        mesh: the ranks that share the sequence: a mesh of one dimension, or a process group.
+        queries: coordinates of all N tokens, beside a mechanism.
+        mask: which pairs of all N tokens may attend, as for `relpos.attention`.
+        method: "auto", "gather", "ring" or "ulysses".
+        layout: which tokens a rank holds: "contiguous", the r-th of R parts; or "zigzag", the r-th and the r-th from
+            the end of 2 R parts, which gives all ranks equal work under a causal mask. `shard` cuts so.
+        scale: factor on the content product, as for `relpos.attention`.
+        dropout: only 0.
+        states: what this rank's queries are projected from, for a mechanism that needs it.
+
+    Returns:
+        `[B, H, n, V]`, of this rank's tokens.
+
+    Raises:
+        ValueError: arguments that do not fit together, or not those of other ranks; on every rank.
+        NotImplementedError: the method asked for lacks something that the call needs.
+        ConnectionError: another rank has ended.
+
+    Examples:
+        >>> import torch.distributed as dist
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> mesh, tokens = dist.group.WORLD, relpos.Sequence(10)
+        >>> bias = relpos.T5Bias(num_heads=2, bidirectional=False)
+        >>> q = k = v = relpos.parallel.shard(torch.randn(1, 2, 10, 8), mesh, dim=2)
+        >>> relpos.parallel.context_attention(q, k, v, position=bias, mesh=mesh, queries=tokens, mask="causal").shape
+        torch.Size([1, 2, 10, 8])
+        >>> dist.destroy_process_group()
+    """
+    ranks = Ranks.of(mesh)
+    error: Exception | None = None
+    facts: dict[str, object] = {}
+    try:
+        whole_mask = _checked(q, k, v, position, queries, mask, method, layout, scale, dropout, states, ranks.size)
+        facts = _facts(q, k, v, position, method, layout, scale, states)
+    except (ValueError, NotImplementedError) as raised:
+        error = raised
+    ranks.agree(facts or dict.fromkeys(_FACTS, 0), _device(q), error)
+    count = q.shape[2] * ranks.size
+    shares = stretches(count, ranks.size, layout)
+    terms_of = terms_of_queries(position, queries, states, count, ranks, shares)
+    some = terms_of(shares[ranks.rank][0])
+    schedule = Schedule(ranks.rank, [blocks_of(spans) for spans in shares], whole_mask, q.device)
+    taken = choose_method(method, some, q, k, v, states is not None, schedule)
+    if taken == "ulysses":
+        if states is not None:
+            terms_of = terms_of_queries(position, queries, states, count, ranks, shares, gathered=True)
+        return by_heads(q, k, v, terms_of((0, count)), whole_mask, scale, ranks, shares)
+    if taken == "ring":
+        return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule, shares[ranks.rank])
+    return by_gather(q, k, v, terms_of, whole_mask, scale, ranks, shares)
+
+
+_FACTS = (
+    "shapes of q, k and v", "dtypes of q, k and v", "the position", "the method", "the layout", "the scale",
+    "gradients of q, k, v and states",
+)  # fmt: skip
+
+
+def _facts(
+    q: Tensor, k: Tensor, v: Tensor, position: Position | None, method: str, layout: str, scale: float | None,
+    states: Tensor | None,
+) -> dict[str, object]:  # fmt: skip
+    """What must be the same on all ranks, by the names of `_FACTS`."""
+    parts = (q, k, v, *(() if states is None else (states,)))
+    wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in parts)
+    values = (
+        [tuple(x.shape) for x in (q, k, v)], [str(x.dtype) for x in (q, k, v)], type(position).__name__, method, layout,
+        scale, wanted,
+    )  # fmt: skip
+    return dict(zip(_FACTS, values, strict=True))
+
+
+def _device(q: object) -> torch.device:
+    return q.device if isinstance(q, Tensor) else torch.device("cpu")
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, position: Position | None, queries: Coordinates | None, mask: MaskLike | None,
+    method: str, layout: str, scale: float | None, dropout: float, states: Tensor | None, size: int,
+) -> Mask | None:  # fmt: skip
+    """The mask of a call whose arguments fit together on this rank."""
+    require_choice(method, "method", get_args(ShardMethod))
+    require_layout(layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_tensor(x, name, dims=4)
+    require_fit(q, k, v)
+    if not k.shape[2] == q.shape[2]:
+        came = f"{q.shape[2]} queries and {k.shape[2]} keys"
+        fail("q and k of the same tokens", came, "Context parallel attention is self-attention.")
+    if q.shape[2] == 0 or q.shape[0] == 0:
+        fail("a share with tokens on every rank", shape_of(q), "Use fewer ranks for so short a sequence.")
+    if scale is not None:
+        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
+    if dropout:
+        remedy = "Each rank would draw its own: drop outputs of the layer instead."
+        fail("no dropout of attention weights over several ranks", f"{dropout!r}", remedy)
+    count = q.shape[2] * size
+    if layout == "zigzag" and size > 1 and q.shape[2] % 2:
+        remedy = 'Pad the sequence, or use layout="contiguous".'
+        fail("an even number of tokens on each rank of a zigzag", str(q.shape[2]), remedy)
+    check_position(position, queries, states, count)
+    whole = None if mask is None else Mask.of(mask)
+    if whole is not None:
+        whole.check(count, count)
+    return whole

@@ -1,0 +1,340 @@
+"""By ring: queries stay, keys and values come to them in blocks, and shards of the output merge by their log-sum-exp.
+
+    out = sum over blocks b of  exp(lse_b - lse) out_b          lse = log sum over blocks of exp(lse_b)
+
+The backward needs the output and the log-sum-exp of all blocks alone, as FlashAttention's does of all tiles: blocks
+travel once more, and what a rank finds for a block's keys and values returns to the rank that holds them. Two blocks are
+held at a time, of which one is on its way while the other is computed.
+
+Source: Liu et al. 2023 (Ring Attention); the balanced layout is Brandon et al. 2023 (Striped) as zigzag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from relpos.core import Mask, Rotation, RowRule, Scale, Sinks, Terms, after_content, at_least_float32
+from relpos.core.checks import under_autocast, without_autocast
+from relpos.core.visibility import hides_nothing, visible_tokens
+from relpos.engines.call import Call
+from relpos.engines.engine import Shards
+from relpos.engines.operators import Gradients
+from relpos.engines.selection import choose_for_shards
+from relpos.engines.unseen import holds_finite, with_zeros
+from relpos.parallel.layout import Stretch, local_slices
+from relpos.parallel.local_terms import TermsOfQueries
+from relpos.parallel.ranks import Ranks
+from relpos.parallel.reach import Reach, narrowed
+from relpos.parallel.ring_schedule import Schedule, Step
+
+Pair = tuple[Stretch, Stretch]
+
+
+def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
+    """Why keys cannot come in blocks, in words; None if they can."""
+    if terms.of(RowRule):
+        return "a position without a rule of rows (CoPE, FIRE), which needs all keys at once,"
+    if mask is not None and mask.allowed is not None:
+        return "a mask of structure, and not a tensor,"
+    if mask is not None and mask.blocks is not None:
+        return "a mask without a block layout"
+    return None
+
+
+@dataclass
+class _Work:
+    """What the ring of one call does, but for its numbers.
+
+    Attributes:
+        terms: of each pair of blocks that is computed, in order, without what was applied to queries and keys.
+        steps: what is sent and received. place: where this rank holds a block.
+    """
+
+    ranks: Ranks
+    schedule: Schedule
+    steps: list[Step]
+    terms: dict[Pair, Terms]
+    mask: Mask | None
+    scale: float
+    learned: list[Tensor]
+    place: Any
+    shards: Shards | None = None
+
+    @property
+    def own(self) -> list[Stretch]:
+        """This rank's blocks."""
+        return self.schedule.blocks[self.schedule.rank]
+
+    def call(self, pair: Pair, q: Tensor, plain_q: Tensor | None, block: list[Tensor], *, forward: bool) -> Call:
+        """One shard: queries of a block, and a block's keys, values and, where terms meet them, keys before rotation."""
+        queries, keys = pair
+        rows = self.place(queries)
+        whole = self.schedule.reach(queries, keys) is Reach.ALL
+        mask = None if whole else narrowed(self.mask, queries, keys, q.device)
+        call = Call(
+            q[:, :, rows], block[0], block[1], self.terms[pair], mask, self.scale, return_lse=forward,
+            plain_q=None if plain_q is None else plain_q[:, :, rows], plain_k=block[2] if len(block) > 2 else None,
+        )  # fmt: skip
+        if self.shards is None:
+            self.shards = choose_for_shards(call).shards
+        return call
+
+    def pairs(self, keys: Stretch) -> list[Pair]:
+        """The pairs of this rank's blocks of queries with a block of keys."""
+        return [pair for pair in ((queries, keys) for queries in self.own) if pair in self.terms]
+
+
+class _Transfer:
+    """What is sent to a rank and what comes from another, on its way."""
+
+    def __init__(self, ranks: Ranks, outgoing: list[Tensor], to: int, incoming: list[Tensor], source: int) -> None:
+        self.ranks, self.arrived, self._held = ranks, incoming, outgoing
+        ops = [dist.P2POp(dist.irecv, x, ranks.peer(source), ranks.group) for x in incoming]
+        ops += [dist.P2POp(dist.isend, x, ranks.peer(to), ranks.group) for x in outgoing]
+        with ranks.watched():
+            self._works = dist.batch_isend_irecv(ops) if ops else []
+
+    def wait(self) -> list[Tensor]:
+        """What came."""
+        with self.ranks.watched():
+            for work in self._works:
+                work.wait()
+        self._held = []
+        return self.arrived
+
+
+class _Travel:
+    """The blocks that come to this rank, step by step, the next one on its way while one is computed."""
+
+    def __init__(self, work: _Work, own: list[Tensor]) -> None:
+        self.work, self.own = work, own
+        self._next = self._send(0)
+
+    def _send(self, index: int) -> _Transfer | None:
+        if index == len(self.work.steps):
+            return None
+        step = self.work.steps[index]
+        incoming, outgoing, to, source = [], [], 0, 0
+        if step.source is not None:
+            source, (start, stop) = step.source
+            incoming = [x.new_empty(*x.shape[:2], stop - start, x.shape[3]) for x in self.own]
+        if step.target is not None:
+            to, block = step.target
+            outgoing = [x[:, :, self.work.place(block)].contiguous() for x in self.own]
+        return _Transfer(self.work.ranks, outgoing, to, incoming, source)
+
+    def __iter__(self) -> Iterator[tuple[Step, list[Tensor]]]:
+        for index, step in enumerate(self.work.steps):
+            now, self._next = self._next, self._send(index + 1)
+            assert now is not None
+            yield step, now.wait()
+            del now
+
+
+def _merge_(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Add a shard to the output and log-sum-exp of those before it, in place."""
+    together = torch.logaddexp(lse, part_lse)
+    shift = together.masked_fill(together == -torch.inf, 0)  # rows that see nothing so far
+    out.mul_((lse - shift).exp()[..., None]).add_(part * (part_lse - shift).exp()[..., None])
+    lse.copy_(together)
+
+
+class _Ring(torch.autograd.Function):
+    """Attention of a rank's queries to the keys of all, and its gradient.
+
+    Saved are this rank's tokens, output and log-sum-exp; the blocks of others are not.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, work: _Work, q: Tensor, k: Tensor, v: Tensor, plain_q: Tensor | None, plain_k: Tensor | None,
+        *learned: Tensor,
+    ) -> Tensor:  # fmt: skip
+        own = [k, v] if plain_k is None else [k, v, plain_k]
+        wide = at_least_float32(q).dtype
+        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=wide, device=q.device)
+        lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
+
+        def add(keys: Stretch, block: list[Tensor]) -> None:
+            for pair in work.pairs(keys):
+                call = work.call(pair, q, plain_q, block, forward=True)
+                assert work.shards is not None
+                part, part_lse = work.shards.forward(call)
+                rows = work.place(pair[0])
+                _merge_(out[:, :, rows], lse[:, :, rows], part, part_lse)
+
+        travel = _Travel(work, own)
+        for keys in work.own:
+            add(keys, [x[:, :, work.place(keys)] for x in own])
+        for step, block in travel:
+            if step.source is not None:
+                add(step.source[1], block)
+        ctx.work = work
+        ctx.save_for_backward(q, k, v, plain_q, plain_k, out, lse)
+        return out if out.dtype == q.dtype else out.to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        work: _Work = ctx.work
+        q, k, v, plain_q, plain_k, out, lse = ctx.saved_tensors
+        own = [k, v] if plain_k is None else [k, v, plain_k]
+        d_lse = torch.zeros_like(lse)
+        d_q, d_plain_q = (None if x is None else torch.zeros_like(at_least_float32(x)) for x in (q, plain_q))
+        d_own = [torch.zeros_like(at_least_float32(x)) for x in own]
+        sums: list[Tensor | None] = [None] * len(work.learned)
+
+        def found(keys: Stretch, block: list[Tensor], into: list[Tensor]) -> None:
+            """Add what the queries of this rank find for a block's keys."""
+            for pair in work.pairs(keys):
+                call, rows = work.call(pair, q, plain_q, block, forward=False), work.place(pair[0])
+                mine = [call.q] if call.plain_q is None else [call.q, call.plain_q]
+                gradients = Gradients([*mine, *block, *work.learned])
+                gradients.sums[len(mine) + len(block) :] = sums
+                assert work.shards is not None
+                work.shards.backward(
+                    call, out[:, :, rows], lse[:, :, rows], d_out[:, :, rows], d_lse[:, :, rows], gradients
+                )
+                sums[:] = gradients.sums[len(mine) + len(block) :]
+                totals = [d_q[:, :, rows], *([] if d_plain_q is None else [d_plain_q[:, :, rows]]), *into]
+                for total, one in zip(totals, gradients.sums, strict=False):
+                    if one is not None:
+                        total.add_(one)
+
+        with without_autocast(q.device):
+            travel, returning = _Travel(work, own), None
+            for keys in work.own:
+                found(keys, [x[:, :, work.place(keys)] for x in own], [x[:, :, work.place(keys)] for x in d_own])
+            for step, block in travel:
+                theirs: list[Tensor] = []
+                if step.source is not None:
+                    theirs = [torch.zeros_like(at_least_float32(x)) for x in block]
+                    found(step.source[1], block, theirs)
+                del block
+                if returning is not None:
+                    _add_returned(work, returning, d_own)
+                returning = _return(work, step, theirs, d_own)
+                del theirs
+            if returning is not None:
+                _add_returned(work, returning, d_own)
+        d_k, d_v, d_plain_k = (*d_own, None)[:3]
+        inputs = (q, k, v, plain_q, plain_k, *work.learned)
+        gradients = (d_q, d_k, d_v, d_plain_q, d_plain_k, *sums)
+        wanted = ctx.needs_input_grad[1:]
+        return None, *(
+            g.to(x.dtype) if w and g is not None else None for w, x, g in zip(wanted, inputs, gradients, strict=True)
+        )
+
+
+def _return(work: _Work, step: Step, theirs: list[Tensor], like: list[Tensor]) -> tuple[Step, _Transfer]:
+    """Send what was found for a block back to the rank that holds it, and get what another found for an own block."""
+    incoming, target, source = [], 0, 0
+    if step.target is not None:
+        target, (start, stop) = step.target
+        incoming = [x.new_empty(*x.shape[:2], stop - start, x.shape[3]) for x in like]
+    if step.source is not None:
+        source = step.source[0]
+    return step, _Transfer(work.ranks, theirs, source, incoming, target)
+
+
+def _add_returned(work: _Work, returning: tuple[Step, _Transfer], d_own: list[Tensor]) -> None:
+    step, transfer = returning
+    parts = transfer.wait()
+    if step.target is not None:
+        for total, part in zip(d_own, parts, strict=True):
+            total[:, :, work.place(step.target[1])].add_(part)
+
+
+def by_ring(
+    q: Float[Tensor, "B H n D"],
+    k: Float[Tensor, "B G n D"],
+    v: Float[Tensor, "B G n V"],
+    terms_of: TermsOfQueries,
+    mask: Mask | None,
+    scale: float | None,
+    ranks: Ranks,
+    schedule: Schedule,
+    spans: list[Stretch],
+) -> Float[Tensor, "B H n V"]:
+    """Attention of this rank's queries to the keys of all ranks. `spans`: this rank's stretches."""
+    dtype, _ = under_autocast(q)
+    with without_autocast(q.device):
+        return _attend(*(x.to(dtype) for x in (q, k, v)), terms_of, mask, scale, ranks, schedule, spans)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, terms_of: TermsOfQueries, mask: Mask | None, scale: float | None, ranks: Ranks,
+    schedule: Schedule, spans: list[Stretch],
+) -> Tensor:  # fmt: skip
+    own, place, count = schedule.blocks[ranks.rank], local_slices(spans), q.shape[2] * ranks.size
+    every = [terms_of(block) for block in own]
+    if scale is None:
+        fixed = every[0].one(Scale)
+        scale = q.shape[3] ** -0.5 if fixed is None else fixed.value
+    plain, calls, after = [], [], []
+    visible = None
+    if mask is not None and not hides_nothing(mask, count, count):
+        visible = visible_tokens(mask, count, count, q.device)
+    for block, terms in zip(own, every, strict=True):
+        rows = place(block)
+        call = Call(q[:, :, rows], k[:, :, rows], v[:, :, rows], terms.without(Scale), None, scale)
+        plain.append(call)
+        if visible is not None and not holds_finite(call):
+            call = with_zeros(call, *(x[:, :, slice(*block)] for x in visible))
+        after.append(after_content(call.terms))
+        calls.append(replace(call, terms=call.terms.narrow(slice(None), slice(*block))))
+    rotation = calls[0].terms.one(Rotation)
+    turns = rotation is not None and rotation.values
+    if turns:
+        calls = [replace(call, v=_rotation(call).turn_values(call.v)) for call in calls]
+    rotated = [call.rotated() for call in calls]
+
+    def joined(name: str, whole: Tensor | None) -> Tensor | None:
+        """One of all blocks' tensors: the caller's own where none was changed."""
+        parts = [getattr(call, name) for call in rotated]
+        if whole is not None and all(part is getattr(one, name) for part, one in zip(parts, plain, strict=True)):
+            return whole
+        return None if parts[0] is None else torch.cat(parts, dim=2)
+
+    terms = _pairs(schedule, ranks.rank, dict(zip(own, after, strict=True)))
+    unique = {id(x): x for one in terms.values() for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
+    learned = [x for x in unique.values() if x.requires_grad]
+    work = _Work(ranks, schedule, schedule.steps(), terms, mask, float(scale), learned, place)
+    out: Tensor = _Ring.apply(
+        work, joined("q", q), joined("k", k), joined("v", v), joined("plain_q", None), joined("plain_k", None), *learned
+    )  # type: ignore[no-untyped-call]
+    if not turns:
+        return out
+    return torch.cat(
+        [_rotation(call).turn_back(out[:, :, place(b)]) for call, b in zip(calls, own, strict=True)], dim=2
+    )
+
+
+def _rotation(call: Call) -> Rotation:
+    rotation = call.terms.one(Rotation)
+    assert rotation is not None
+    return rotation
+
+
+def _pairs(schedule: Schedule, rank: int, terms: dict[Stretch, Terms]) -> dict[Pair, Terms]:
+    """The terms of each pair of blocks that is computed here; a row's sinks count in the first of its pairs alone."""
+    found: dict[Pair, Terms] = {}
+    begun: set[Stretch] = set()
+    for own in (schedule.blocks[rank], *(blocks for r, blocks in enumerate(schedule.blocks) if r != rank)):
+        for keys in own:
+            for queries, whole in terms.items():
+                if schedule.reach(queries, keys) is Reach.NONE:
+                    continue
+                part = whole.narrow(slice(None), slice(*keys))
+                found[queries, keys] = part.without(Sinks) if queries in begun else part
+                begun.add(queries)
+    return found

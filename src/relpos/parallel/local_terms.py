@@ -1,0 +1,108 @@
+"""The terms of a rank's own queries and all keys: made for the whole sequence, in O(N), and cut.
+
+A mechanism that is made from hidden states has those of its own tokens. What keys contribute (`remembered`, a few
+numbers a head) is gathered from all ranks; sums over tokens are then taken as one process takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from relpos.core import Coordinates, Grid, Sequence, Term, Terms
+from relpos.core.checks import fail, require_tensor, shape_of, without_autocast
+from relpos.engines.arguments import Position
+from relpos.parallel.exchange import Shares, gather_tokens
+from relpos.parallel.layout import Stretch, local_slices
+from relpos.parallel.ranks import Ranks
+from relpos.position import RandomizedPositions
+from relpos.position.base.states import needs_states, remembers, terms_of
+from relpos.position.base.wrapped import is_mechanism, parts_of
+
+TermsOfQueries = Callable[[Stretch], Terms]
+"""The terms between the queries of a stretch and all keys."""
+
+
+def check_position(position: Position | None, queries: Coordinates | None, states: object, count: int) -> None:
+    """Raise unless position, coordinates and states belong together, for a sequence of `count` tokens."""
+    if position is None or isinstance(position, Term | Terms):
+        if queries is not None or states is not None:
+            wanted = "queries= and states= only beside a mechanism"
+            fail(wanted, "terms or no position", "Terms have their own, of all tokens: leave both out.")
+        return
+    if not is_mechanism(position):
+        fail("position to be terms or a mechanism", shape_of(position), "Build the mechanism first.")
+    if queries is None:
+        fail("queries= beside a mechanism", "none", "Pass the coordinates of all tokens: relpos.Sequence(length).")
+    if queries.count != count:
+        came = f"{queries!r} with {queries.count}"
+        fail(f"coordinates of all {count} tokens, those of every rank", came, "They are global, as masks are.")
+    for part in parts_of(position):
+        if isinstance(part, RandomizedPositions) and part.training:
+            fail("positions that all ranks know", "RandomizedPositions in training", "Each rank would draw its own.")
+
+
+def terms_of_queries(
+    position: Position | None,
+    queries: Coordinates | None,
+    states: Float[Tensor, "B n E"] | None,
+    count: int,
+    ranks: Ranks,
+    shares: Shares,
+    gathered: bool = False,
+) -> TermsOfQueries:
+    """A function from a stretch of this rank's queries to their terms; what it needs of other ranks is here by then.
+
+    Args:
+        gathered: whether stretches may be any of the sequence: states of all tokens are then gathered.
+    """
+    whole = Terms()
+    of_states: list[TermsOfQueries] = []
+    if position is None:
+        pass
+    elif isinstance(position, Term | Terms):
+        whole = Terms() + position
+    else:
+        assert queries is not None
+        for part in parts_of(position):
+            if not needs_states(part):
+                whole = whole + part.terms(queries)  # type: ignore[operator]  # parts have terms
+                continue
+            require_tensor(states, f"states of {type(part).__name__}", dims=3)
+            assert states is not None
+            of_states.append(_of_states(part, queries, states, ranks, shares, gathered))
+    everything = slice(0, count)
+
+    def of(span: Stretch) -> Terms:
+        own = whole.narrow(slice(*span), everything) if span != (0, count) else whole
+        for make in of_states:
+            own = own + make(span)
+        return own
+
+    return of
+
+
+def _of_states(
+    part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares, gathered: bool
+) -> TermsOfQueries:
+    keys = queries
+    if gathered or not isinstance(queries, Sequence | Grid):  # others cannot be cut: sums need the same tokens as keys
+        (every,) = gather_tokens(ranks, shares, 1, states)
+        terms = terms_of(part, queries, None, every)
+        return lambda span: terms.narrow(slice(*span), slice(0, keys.count))
+    remembered = None
+    if remembers(part):
+        with without_autocast(states.device):
+            remembered = part.remembered(states)  # type: ignore[attr-defined]  # of one that remembers
+        (remembered,) = gather_tokens(ranks, shares, 2, remembered)
+    line, own = queries.raster(), local_slices(shares[ranks.rank])
+    return lambda span: terms_of(part, _cut(line, span), line, states[:, own(span)], remembered)
+
+
+def _cut(line: Sequence, span: Stretch) -> Sequence:
+    """The coordinates of some consecutive tokens of a sequence."""
+    start, stop = (max(0, token - line.prefix) for token in span)
+    prefix = min(line.prefix, span[1]) - min(line.prefix, span[0])
+    return Sequence(stop - start, start=line.start + start, prefix=prefix)

@@ -1,0 +1,115 @@
+"""The processes that share a sequence: who they are, whether they agree, and the one line where one of them is lost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from relpos.core.checks import fail, shape_of
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a mesh, numbered 0 to `size` - 1 within it.
+
+    Attributes:
+        group: their process group.
+        rank: this process's number.
+        size: how many there are, R.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | dist.ProcessGroup) -> Ranks:
+        """The ranks of a mesh of one dimension, or of a process group.
+
+        Raises:
+            ValueError: anything else, or a mesh that this process is not in.
+        """
+        if isinstance(mesh, DeviceMesh):
+            if mesh.ndim != 1:
+                names = mesh.mesh_dim_names
+                remedy = f'Pass one of its dimensions, such as mesh["{names[-1]}"].' if names else "Name its dimensions."
+                fail("a mesh of one dimension", f"one of {mesh.ndim}", remedy)
+            mesh = mesh.get_group()
+        if not isinstance(mesh, dist.ProcessGroup):
+            remedy = 'Make one: torch.distributed.device_mesh.init_device_mesh("cpu", (2,)).'
+            fail("mesh to be a DeviceMesh or a ProcessGroup", shape_of(mesh), remedy)
+        rank = dist.get_rank(mesh)
+        if rank < 0:
+            fail("a mesh that this process is in", "another", "Only its ranks call with it.")
+        return cls(mesh, rank, dist.get_world_size(mesh))
+
+    def peer(self, rank: int) -> int:
+        """The number of one of the ranks among all processes."""
+        return dist.get_global_rank(self.group, rank)
+
+    def agree(self, facts: Mapping[str, object], device: torch.device, error: Exception | None = None) -> None:
+        """Raise on every rank where one has raised, or where they differ in a fact.
+
+        Args:
+            facts: by name, what must be the same on all ranks; of plain values.
+            device: where the group can send from.
+            error: what this rank is about to raise.
+        """
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return
+        own = torch.tensor([int(error is not None), *map(_number, facts.values())], device=device)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        with self.watched():
+            dist.all_gather(every, own, group=self.group)
+        if error is not None:
+            raise error
+        rows = torch.stack(every).tolist()
+        failed = [rank for rank, row in enumerate(rows) if row[0]]
+        if failed:
+            fail("arguments that all ranks accept", f"an error of rank {failed[0]}", "Its own message says which.")
+        for column, (name, value) in enumerate(facts.items(), start=1):
+            other = next((rank for rank, row in enumerate(rows) if row[column] != rows[self.rank][column]), None)
+            if other is not None:
+                came = f"{value} on rank {self.rank} and another on rank {other}"
+                fail(f"{name} alike on all {self.size} ranks", came, "Each rank holds an equal share of the tokens.")
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A context for what is sent and received: where a rank has ended, one line says so.
+
+        Raises:
+            ConnectionError: a rank has ended, or has not answered within the group's timeout.
+        """
+        try:
+            yield
+        except RuntimeError as error:  # gloo's own, and torch.distributed's
+            said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            said = said.rpartition("] ")[2] if said.startswith("[") else said
+            raise ConnectionError(
+                f"expected an answer from each of {self.size} ranks; rank {self.rank} got: {said}. "
+                "Another rank has ended: its own message says why."
+            ) from None
+
+
+def _number(value: object) -> int:
+    """A plain value as a number of 62 bits, the same in every process."""
+    if isinstance(value, int):
+        return int(value)
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 2
+
+
+def rank_ordered_sum(parts: Tensor) -> Tensor:
+    """The sum over the first axis, one rank after the other."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
