@@ -40,7 +40,7 @@ class Shards:
     Attributes:
         forward: output and log-sum-exp of a shard. Several merge, weighted with exp(lse - lse of all).
         backward: takes a shard, the output of all shards, the log-sum-exp of all, the gradients of both, and adds to
-            the gradients that are wanted (`operators.Gradients`).
+            the gradients that are wanted (`operators.Gradients`); to those of earlier shards in place where it can.
     """
 
     forward: Callable[[Call], tuple[Tensor, Tensor]]

@@ -27,7 +27,7 @@ from relpos.parallel.choice import ShardMethod, choose_method
 from relpos.parallel.layout import ShardLayout, require_layout, stretches
 from relpos.parallel.local_terms import check_position, terms_of_queries
 from relpos.parallel.ranks import Ranks
-from relpos.parallel.ring_schedule import Schedule, blocks_of
+from relpos.parallel.ring_schedule import FORWARD, Schedule
 
 def context_attention(
     q: Float[Tensor, "B H n D"],
@@ -105,14 +105,14 @@ def context_attention(
     shares = stretches(count, ranks.size, layout)
     terms_of = terms_of_queries(position, queries, states, count, ranks, shares)
     some = terms_of(shares[ranks.rank][0])
-    schedule = Schedule(ranks.rank, [blocks_of(spans) for spans in shares], whole_mask, q.device)
+    schedule = Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
     taken = choose_method(method, some, q, k, v, states is not None, schedule)
     if taken == "ulysses":
         if states is not None:
             terms_of = terms_of_queries(position, queries, states, count, ranks, shares, gathered=True)
         return by_heads(q, k, v, terms_of((0, count)), whole_mask, scale, ranks, shares)
     if taken == "ring":
-        return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule, shares[ranks.rank])
+        return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule)
     return by_gather(q, k, v, terms_of, whole_mask, scale, ranks, shares)
 
 

@@ -32,7 +32,7 @@ def by_gather(
     keys, values = gather_tokens(ranks, shares, 2, k, v)
     parts = sorted(span for spans in shares for span in spans)
     count = parts[-1][1]
-    seen = reach_table(mask, parts, q.device)
+    seen = reach_table(mask, parts, parts, q.device)
     found, start = [], 0
     for span in shares[ranks.rank]:
         own, start = q.narrow(2, start, span[1] - span[0]), start + span[1] - span[0]

@@ -11,7 +11,7 @@ Source: Liu et al. 2023 (Ring Attention); the balanced layout is Brandon et al. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.local_terms import TermsOfQueries
 from relpos.parallel.ranks import Ranks
 from relpos.parallel.reach import Reach, narrowed
-from relpos.parallel.ring_schedule import Schedule, Step
+from relpos.parallel.ring_schedule import BACKWARD, Schedule, Step
 
 Pair = tuple[Stretch, Stretch]
 
@@ -55,42 +55,40 @@ class _Work:
     """What the ring of one call does, but for its numbers.
 
     Attributes:
-        terms: of each pair of blocks that is computed, in order, without what was applied to queries and keys.
-        steps: what is sent and received. place: where this rank holds a block.
+        forward, backward: the schedules of both.
+        terms: by stretch of queries, between these and all keys, without what was applied to queries and keys.
+        parts: by the pairs of the backward, their terms; made outside, so that gradients reach what is cut.
+        learned: the tensors of these that want gradients.
+        place: where this rank holds some of its tokens.
     """
 
     ranks: Ranks
-    schedule: Schedule
-    steps: list[Step]
-    terms: dict[Pair, Terms]
+    forward: Schedule
+    backward: Schedule
+    terms: dict[Stretch, Terms]
+    parts: dict[Pair, Terms]
+    learned: list[Tensor]
     mask: Mask | None
     scale: float
-    learned: list[Tensor]
-    place: Any
+    place: Callable[[Stretch], slice]
     shards: Shards | None = None
 
-    @property
-    def own(self) -> list[Stretch]:
-        """This rank's blocks."""
-        return self.schedule.blocks[self.schedule.rank]
-
-    def call(self, pair: Pair, q: Tensor, plain_q: Tensor | None, block: list[Tensor], *, forward: bool) -> Call:
-        """One shard: queries of a block, and a block's keys, values and, where terms meet them, keys before rotation."""
+    def call(
+        self, pair: Pair, terms: Terms, q: Tensor, plain_q: Tensor | None, block: list[Tensor], *, forward: bool
+    ) -> Call:
+        """One shard: a stretch of queries, and a block's keys, values and, where terms meet them, keys not rotated."""
         queries, keys = pair
         rows = self.place(queries)
-        whole = self.schedule.reach(queries, keys) is Reach.ALL
+        schedule = self.forward if forward else self.backward
+        whole = schedule.reach(queries, keys) is Reach.ALL
         mask = None if whole else narrowed(self.mask, queries, keys, q.device)
         call = Call(
-            q[:, :, rows], block[0], block[1], self.terms[pair], mask, self.scale, return_lse=forward,
+            q[:, :, rows], block[0], block[1], terms, mask, self.scale, return_lse=forward,
             plain_q=None if plain_q is None else plain_q[:, :, rows], plain_k=block[2] if len(block) > 2 else None,
         )  # fmt: skip
         if self.shards is None:
             self.shards = choose_for_shards(call).shards
         return call
-
-    def pairs(self, keys: Stretch) -> list[Pair]:
-        """The pairs of this rank's blocks of queries with a block of keys."""
-        return [pair for pair in ((queries, keys) for queries in self.own) if pair in self.terms]
 
 
 class _Transfer:
@@ -115,14 +113,14 @@ class _Transfer:
 class _Travel:
     """The blocks that come to this rank, step by step, the next one on its way while one is computed."""
 
-    def __init__(self, work: _Work, own: list[Tensor]) -> None:
-        self.work, self.own = work, own
+    def __init__(self, work: _Work, schedule: Schedule, own: list[Tensor]) -> None:
+        self.work, self.own, self.steps = work, own, schedule.steps()
         self._next = self._send(0)
 
     def _send(self, index: int) -> _Transfer | None:
-        if index == len(self.work.steps):
+        if index == len(self.steps):
             return None
-        step = self.work.steps[index]
+        step = self.steps[index]
         incoming, outgoing, to, source = [], [], 0, 0
         if step.source is not None:
             source, (start, stop) = step.source
@@ -133,7 +131,7 @@ class _Travel:
         return _Transfer(self.work.ranks, outgoing, to, incoming, source)
 
     def __iter__(self) -> Iterator[tuple[Step, list[Tensor]]]:
-        for index, step in enumerate(self.work.steps):
+        for index, step in enumerate(self.steps):
             now, self._next = self._next, self._send(index + 1)
             assert now is not None
             yield step, now.wait()
@@ -164,16 +162,18 @@ class _Ring(torch.autograd.Function):
         out = torch.zeros(*q.shape[:3], v.shape[3], dtype=wide, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
 
+        begun: set[Stretch] = set()
+
         def add(keys: Stretch, block: list[Tensor]) -> None:
-            for pair in work.pairs(keys):
-                call = work.call(pair, q, plain_q, block, forward=True)
+            for pair in work.forward.pairs(keys):
+                terms = _of_shard(work.terms[pair[0]], pair, begun)
+                call, rows = work.call(pair, terms, q, plain_q, block, forward=True), work.place(pair[0])
                 assert work.shards is not None
                 part, part_lse = work.shards.forward(call)
-                rows = work.place(pair[0])
                 _merge_(out[:, :, rows], lse[:, :, rows], part, part_lse)
 
-        travel = _Travel(work, own)
-        for keys in work.own:
+        travel = _Travel(work, work.forward, own)
+        for keys in work.forward.own:
             add(keys, [x[:, :, work.place(keys)] for x in own])
         for step, block in travel:
             if step.source is not None:
@@ -195,24 +195,25 @@ class _Ring(torch.autograd.Function):
 
         def found(keys: Stretch, block: list[Tensor], into: list[Tensor]) -> None:
             """Add what the queries of this rank find for a block's keys."""
-            for pair in work.pairs(keys):
-                call, rows = work.call(pair, q, plain_q, block, forward=False), work.place(pair[0])
+            for pair in work.backward.pairs(keys):
+                call = work.call(pair, work.parts[pair], q, plain_q, block, forward=False)
+                rows = work.place(pair[0])
                 mine = [call.q] if call.plain_q is None else [call.q, call.plain_q]
+                totals = [d_q[:, :, rows], *([] if d_plain_q is None else [d_plain_q[:, :, rows]]), *into]
                 gradients = Gradients([*mine, *block, *work.learned])
-                gradients.sums[len(mine) + len(block) :] = sums
+                gradients.sums = [*totals, *sums]
                 assert work.shards is not None
                 work.shards.backward(
                     call, out[:, :, rows], lse[:, :, rows], d_out[:, :, rows], d_lse[:, :, rows], gradients
                 )
-                sums[:] = gradients.sums[len(mine) + len(block) :]
-                totals = [d_q[:, :, rows], *([] if d_plain_q is None else [d_plain_q[:, :, rows]]), *into]
+                sums[:] = gradients.sums[len(totals) :]
                 for total, one in zip(totals, gradients.sums, strict=False):
-                    if one is not None:
-                        total.add_(one)
+                    if one is not None and one is not total:
+                        total.copy_(one)
 
         with without_autocast(q.device):
-            travel, returning = _Travel(work, own), None
-            for keys in work.own:
+            travel, returning = _Travel(work, work.backward, own), None
+            for keys in work.backward.own:
                 found(keys, [x[:, :, work.place(keys)] for x in own], [x[:, :, work.place(keys)] for x in d_own])
             for step, block in travel:
                 theirs: list[Tensor] = []
@@ -263,19 +264,18 @@ def by_ring(
     scale: float | None,
     ranks: Ranks,
     schedule: Schedule,
-    spans: list[Stretch],
 ) -> Float[Tensor, "B H n V"]:
-    """Attention of this rank's queries to the keys of all ranks. `spans`: this rank's stretches."""
+    """Attention of this rank's queries to the keys of all ranks."""
     dtype, _ = under_autocast(q)
     with without_autocast(q.device):
-        return _attend(*(x.to(dtype) for x in (q, k, v)), terms_of, mask, scale, ranks, schedule, spans)
+        return _attend(*(x.to(dtype) for x in (q, k, v)), terms_of, mask, scale, ranks, schedule)
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, terms_of: TermsOfQueries, mask: Mask | None, scale: float | None, ranks: Ranks,
-    schedule: Schedule, spans: list[Stretch],
+    schedule: Schedule,
 ) -> Tensor:  # fmt: skip
-    own, place, count = schedule.blocks[ranks.rank], local_slices(spans), q.shape[2] * ranks.size
+    own, place, count = schedule.own, local_slices(schedule.own), q.shape[2] * ranks.size
     every = [terms_of(block) for block in own]
     if scale is None:
         fixed = every[0].one(Scale)
@@ -305,10 +305,13 @@ def _attend(
             return whole
         return None if parts[0] is None else torch.cat(parts, dim=2)
 
-    terms = _pairs(schedule, ranks.rank, dict(zip(own, after, strict=True)))
-    unique = {id(x): x for one in terms.values() for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
+    backward = replace(schedule, most=BACKWARD)
+    terms = dict(zip(own, after, strict=True))
+    begun: set[Stretch] = set()
+    parts = {pair: _of_shard(terms[pair[0]], pair, begun) for keys in backward.keys() for pair in backward.pairs(keys)}
+    unique = {id(x): x for one in parts.values() for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
     learned = [x for x in unique.values() if x.requires_grad]
-    work = _Work(ranks, schedule, schedule.steps(), terms, mask, float(scale), learned, place)
+    work = _Work(ranks, schedule, backward, terms, parts, learned, mask, float(scale), place)
     out: Tensor = _Ring.apply(
         work, joined("q", q), joined("k", k), joined("v", v), joined("plain_q", None), joined("plain_k", None), *learned
     )  # type: ignore[no-untyped-call]
@@ -325,16 +328,10 @@ def _rotation(call: Call) -> Rotation:
     return rotation
 
 
-def _pairs(schedule: Schedule, rank: int, terms: dict[Stretch, Terms]) -> dict[Pair, Terms]:
-    """The terms of each pair of blocks that is computed here; a row's sinks count in the first of its pairs alone."""
-    found: dict[Pair, Terms] = {}
-    begun: set[Stretch] = set()
-    for own in (schedule.blocks[rank], *(blocks for r, blocks in enumerate(schedule.blocks) if r != rank)):
-        for keys in own:
-            for queries, whole in terms.items():
-                if schedule.reach(queries, keys) is Reach.NONE:
-                    continue
-                part = whole.narrow(slice(None), slice(*keys))
-                found[queries, keys] = part.without(Sinks) if queries in begun else part
-                begun.add(queries)
-    return found
+def _of_shard(terms: Terms, pair: Pair, begun: set[Stretch]) -> Terms:
+    """The terms of a shard; a row's sinks count in the first of its shards alone."""
+    queries, keys = pair
+    part = terms.narrow(slice(None), slice(*keys))
+    part = part.without(Sinks) if queries in begun else part
+    begun.add(queries)
+    return part

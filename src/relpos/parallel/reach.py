@@ -45,25 +45,29 @@ def reach_of(mask: Mask | None, queries: Stretch, keys: Stretch) -> Reach:
     return Reach.ALL if whole else Reach.SOME
 
 
-def reach_table(mask: Mask | None, parts: list[Stretch], device: torch.device) -> dict[tuple[Stretch, Stretch], Reach]:
-    """The reach of every pair of stretches that together are the sequence; the same on every rank.
+def reach_table(
+    mask: Mask | None, queries: list[Stretch], keys: list[Stretch], device: torch.device
+) -> dict[tuple[Stretch, Stretch], Reach]:
+    """The reach of every pair of some stretches; the same on every rank.
 
     Args:
         mask: of all tokens.
-        parts: the stretches, in order.
+        queries, keys: the stretches, in order; the last ends with the sequence.
     """
     if mask is None or mask.is_interval:
-        return {(one, other): reach_of(mask, one, other) for one in parts for other in parts}
-    return cached(mask, ("reach", tuple(parts)), device, lambda: _read(mask, parts, device))
+        return {(one, other): reach_of(mask, one, other) for one in queries for other in keys}
+    return cached(mask, ("reach", tuple(queries), tuple(keys)), device, lambda: _read(mask, queries, keys, device))
 
 
-def _read(mask: Mask, parts: list[Stretch], device: torch.device) -> dict[tuple[Stretch, Stretch], Reach]:
-    count = parts[-1][1]
+def _read(
+    mask: Mask, queries: list[Stretch], keys: list[Stretch], device: torch.device
+) -> dict[tuple[Stretch, Stretch], Reach]:
+    count = queries[-1][1]
     found = {}
-    for one in parts:
+    for one in queries:
         own = mask.narrow(slice(*one), slice(0, count), device)
         seen = visible_tokens(own, one[1] - one[0], count, device)[1].flatten(0, 1).any(dim=0)
-        for other, some in zip(parts, torch.stack([seen[a:b].any() for a, b in parts]).tolist(), strict=True):
+        for other, some in zip(keys, torch.stack([seen[a:b].any() for a, b in keys]).tolist(), strict=True):
             found[one, other] = Reach.SOME if some else Reach.NONE
     return found
 

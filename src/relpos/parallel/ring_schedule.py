@@ -1,7 +1,7 @@
 """What each rank of a ring sends, receives and computes, step by step.
 
-A rank's tokens are cut into blocks. At step (t, b) rank r gets block b of rank r - t, and sends its own block b to rank
-r + t, if a query there sees one of its keys. All ranks count the same steps, so that none waits in a circle. A block goes
+Queries stay where they are; keys are cut into blocks. At step (t, b) rank r gets block b of rank r - t, and sends its own
+block b to rank r + t, if a query there sees one of its keys. All ranks count the same steps, so that none waits in a circle. A block goes
 straight to the rank that needs it: as many bytes as in a ring of neighbours, and none through ranks that see nothing.
 
     3 ranks, step t = 1:    0 -> 1 -> 2 -> 0        t = 2:    0 -> 2 -> 1 -> 0
@@ -9,6 +9,7 @@ straight to the rank that needs it: as many bytes as in a ring of neighbours, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,16 +18,17 @@ from relpos.core import Mask
 from relpos.parallel.layout import Stretch
 from relpos.parallel.reach import Reach, reach_of, reach_table
 
-_BLOCKS, _LEAST = 4, 512
-"""Blocks of a rank's share, and the fewest tokens of one where there are enough. More blocks take less memory and more
-calls."""
+FORWARD, BACKWARD = 4, 16
+"""Blocks of a rank's share. In the backward their gradients travel, too, and more tensors are held."""
+_LEAST = 256
+"""The fewest tokens of a block where there are enough: a call for fewer would take longer to begin than to compute."""
 
 
-def blocks_of(spans: list[Stretch]) -> list[Stretch]:
-    """The stretches of a rank, cut into blocks of consecutive tokens."""
+def blocks_of(spans: list[Stretch], most: int) -> list[Stretch]:
+    """The stretches of a rank, cut into at most so many blocks of consecutive tokens."""
     found = []
     for start, stop in spans:
-        count = max(1, min(_BLOCKS // len(spans), (stop - start) // _LEAST))
+        count = max(1, min(most // len(spans), (stop - start) // _LEAST))
         edges = [start + (stop - start) * index // count for index in range(count + 1)]
         found += list(zip(edges[:-1], edges[1:], strict=True))
     return found
@@ -50,27 +52,49 @@ class Schedule:
     """The steps of one rank.
 
     Attributes:
-        rank: its number. blocks: those of every rank.
+        rank: its number. spans: the stretches of every rank.
         mask: of all tokens.
+        most: blocks of a rank's share, at most.
     """
 
     rank: int
-    blocks: list[list[Stretch]]
+    spans: list[list[Stretch]]
     mask: Mask | None
     device: torch.device
+    most: int
+    blocks: list[list[Stretch]] = field(init=False)
     _read: dict[tuple[Stretch, Stretch], Reach] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.blocks = [blocks_of(spans, self.most) for spans in self.spans]
         if self.mask is not None and not self.mask.is_interval:
-            self._read = reach_table(self.mask, sorted(block for own in self.blocks for block in own), self.device)
+            every = sorted(span for spans in self.spans for span in spans)
+            keys = sorted({*every, *(block for blocks in self.blocks for block in blocks)})
+            self._read = reach_table(self.mask, every, keys, self.device)
+
+    @property
+    def own(self) -> list[Stretch]:
+        """The stretches of this rank."""
+        return self.spans[self.rank]
 
     def reach(self, queries: Stretch, keys: Stretch) -> Reach:
-        """How many pairs of two blocks are allowed."""
+        """How many pairs of a stretch of queries and a stretch or block of keys are allowed."""
         return self._read[queries, keys] if self._read else reach_of(self.mask, queries, keys)
 
     def needs(self, rank: int, keys: Stretch) -> bool:
         """Whether some query of a rank sees some key of a block."""
-        return any(self.reach(queries, keys) is not Reach.NONE for queries in self.blocks[rank])
+        return any(self.reach(queries, keys) is not Reach.NONE for queries in self.spans[rank])
+
+    def pairs(self, keys: Stretch) -> list[tuple[Stretch, Stretch]]:
+        """The pairs that this rank computes of some keys."""
+        return [(queries, keys) for queries in self.own if self.reach(queries, keys) is not Reach.NONE]
+
+    def keys(self) -> Iterator[Stretch]:
+        """All keys, in the order in which this rank computes them: its own, then the blocks that come."""
+        yield from self.own
+        for step in self.steps():
+            if step.source is not None:
+                yield step.source[1]
 
     def steps(self) -> list[Step]:
         """What is sent and received, in order; no step for what nobody of this rank's partners needs."""

@@ -38,7 +38,8 @@ class Backward:
         out, lse: the results of the forward. d_out, d_lse: their gradients.
         gradients: collects the gradients, and knows which are wanted.
         kernel: PyTorch's, for tiles to whose scores nothing is added; None if the call is not for it (`cpu_kernel`).
-        shard: whether the call's keys are some of those that the output and its log-sum-exp are of.
+        shard: whether the call's keys are some of those that the output and its log-sum-exp are of. Gradients of
+            queries, keys and values are then added in place to the sums of earlier shards.
     """
 
     def __init__(
@@ -62,10 +63,13 @@ class Backward:
         self.d_sink = None if sink is None else torch.zeros_like(sink)
         dtype, heads, head_by_head = self.scores.dtype, self.scores.heads, not plan.by_block
         self.d_q, self.d_plain_q = (
-            x.new_empty(x.shape) if x is not None and gradients.wants(x) else None for x in (call.q, call.plain_q)
+            None if x is None or not gradients.wants(x) else gradients.buffer(x) if shard else x.new_empty(x.shape)
+            for x in (call.q, call.plain_q)
         )  # each row is written once
         self.d_k, self.d_v, self.d_plain_k = (
-            KeyGradient(x, heads, dtype, head_by_head) if x is not None and gradients.wants(x) else None
+            None
+            if x is None or not gradients.wants(x)
+            else KeyGradient(x, heads, dtype, head_by_head, gradients.buffer(x) if shard else None)
             for x in (call.k, call.v, call.plain_k)
         )
         plan.expect(gradients)
@@ -153,7 +157,7 @@ class Backward:
                 add_matmul(self.d_k.at(heads, tile.keys), d.mT, q, scale)
         for whole, rows in ((self.d_q, d_q), (self.d_plain_q, d_plain_q)):
             if whole is not None:
-                chunk.put(whole.flatten(0, 1), rows)
+                (chunk.add if self.shard else chunk.put)(whole.flatten(0, 1), rows)
 
     def _run_bare(self, chunk: Chunk, tile: Tile, kernel: Callable[..., Any], *rows: Tensor) -> None:
         """Add the contribution of a tile by the kernel, from rows of the output's gradient, the output, its log-sum-exp
@@ -171,10 +175,11 @@ class Backward:
     def _finish(self) -> None:
         call, gradients = self.call, self.gradients
         self.plan.finish(gradients)
-        for x, d_x in ((call.q, self.d_q), (call.plain_q, self.d_plain_q)):
-            gradients.add(x, d_x)
-        for x, sums in ((call.k, self.d_k), (call.v, self.d_v), (call.plain_k, self.d_plain_k)):
-            gradients.add(x, None if sums is None else sums.finished())
+        if not self.shard:
+            for x, d_x in ((call.q, self.d_q), (call.plain_q, self.d_plain_q)):
+                gradients.add(x, d_x)
+            for x, sums in ((call.k, self.d_k), (call.v, self.d_v), (call.plain_k, self.d_plain_k)):
+                gradients.add(x, None if sums is None else sums.finished())
         sinks = call.terms.one(Sinks)
         if sinks is not None and self.d_sink is not None:
             d_sink = self.d_sink.view(self.scores.batch, self.scores.heads, -1)

@@ -121,22 +121,33 @@ class Chunk:
         """Write the chunk's rows of a tensor."""
         into[self.head_slice].index_copy_(1, self.block.queries, x.to(into.dtype))
 
+    def add(self, into: Float[Tensor, "BH N D"], x: Float[Tensor, "g n D"]) -> None:
+        """Add to the chunk's rows of a tensor."""
+        into[self.head_slice].index_add_(1, self.block.queries, x.to(into.dtype))
+
 
 class KeyGradient:
     """The gradient of keys or values, summed over the blocks of rows and over the query heads that share a key head.
 
     Args:
-        like: the keys or values. heads: the number of query heads. dtype: the dtype of sums.
+        like: the keys or values. heads: the number of query heads. dtype: the dtype of sums. into: sums to add to.
         head_by_head: whether the blocks of a head follow one another, so that its finished sum can be rounded at once.
     """
 
-    def __init__(self, like: Float[Tensor, "B G M D"], heads: int, dtype: torch.dtype, head_by_head: bool) -> None:
+    def __init__(
+        self, like: Float[Tensor, "B G M D"], heads: int, dtype: torch.dtype, head_by_head: bool,
+        into: Float[Tensor, "B G M D"] | None = None,
+    ) -> None:  # fmt: skip
         self.groups = heads // like.shape[1]
         self.dtype = dtype
-        self.rounding = head_by_head and dtype != like.dtype
-        self._result = torch.empty(like.shape, dtype=like.dtype if self.rounding else dtype, device=like.device)
+        self.rounding = head_by_head and dtype != like.dtype and into is None
+        if into is None:
+            into = torch.empty(like.shape, dtype=like.dtype if self.rounding else dtype, device=like.device)
+            self._begun: set[int] = set()  # initialized heads; each thread sets its own to zero
+        else:
+            self._begun = set(range(like.shape[0] * like.shape[1]))
+        self._result = into
         self._heads = self._result.flatten(0, 1)
-        self._begun: set[int] = set()  # initialized heads; each thread sets its own to zero
         self.sums: dict[int, Tensor] = {}
 
     def at(self, heads: slice, keys: slice) -> list[Float[Tensor, "m D"]]:
