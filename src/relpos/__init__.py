@@ -126,6 +126,7 @@ from relpos.position import (
 from relpos.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
+    from relpos import parallel as parallel
     from relpos import testing as testing
     from relpos.comparison.entry import compare
     from relpos.comparison.result import ComparisonResult
@@ -271,6 +272,8 @@ def __getattr__(name: str) -> typing.Any:
         return importlib.import_module("relpos.comparison.entry").compare
     if name == "ComparisonResult":
         return importlib.import_module("relpos.comparison.result").ComparisonResult
+    if name == "parallel":
+        return importlib.import_module("relpos.parallel")
     if name == "testing":
         return importlib.import_module("relpos.testing")
     near = "" if name.startswith("_") else _nearest_name(name)

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "position": {"core"},
     "patterns": {"core"},
     "engines": {"core"},
+    "parallel": BELOW_LAYERS,
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS | {"files", "version"},
     "optim": {"core", "position"},
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": BELOW_LAYERS,  # and nothing but the root imports it
     "": BELOW_MODELS
     | {"models", "optim", "adapters", "compat", "version"}
-    | {"comparison, as it is called", "report.drawing", "testing"},  # these when asked for
+    | {"comparison, as it is called", "parallel", "report.drawing", "testing"},  # these when asked for
 }
 """Part to the parts below it that it may import, besides itself."""
 

@@ -9,6 +9,7 @@ Positions and masks are those of the whole sequence; the result is one process's
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from relpos.core import Coordinates, Mask, MaskLike
-from relpos.core.checks import fail, require_choice, require_number, require_tensor, shape_of
+from relpos.core.checks import fail, require_choice, require_computed, require_number, require_tensor, shape_of
 from relpos.engines.arguments import Position, require_fit
 from relpos.parallel.by_gather import by_gather
 from relpos.parallel.by_heads import by_heads
@@ -28,6 +29,7 @@ from relpos.parallel.layout import ShardLayout, require_layout, stretches
 from relpos.parallel.local_terms import check_position, terms_of_queries
 from relpos.parallel.ranks import Ranks
 from relpos.parallel.ring_schedule import FORWARD, Schedule
+
 
 def context_attention(
     q: Float[Tensor, "B H n D"],
@@ -93,20 +95,20 @@ def context_attention(
         >>> dist.destroy_process_group()
     """
     ranks = Ranks.of(mesh)
+    asked = _Asked(q, k, v, position, queries, mask, method, layout, scale, dropout, states)
     error: Exception | None = None
-    facts: dict[str, object] = {}
+    facts, whole_mask = dict[str, object].fromkeys(_FACTS, 0), None
     try:
-        whole_mask = _checked(q, k, v, position, queries, mask, method, layout, scale, dropout, states, ranks.size)
-        facts = _facts(q, k, v, position, method, layout, scale, states)
+        whole_mask = asked.check(ranks.size)
+        facts = asked.facts()
     except (ValueError, NotImplementedError) as raised:
         error = raised
-    ranks.agree(facts or dict.fromkeys(_FACTS, 0), _device(q), error)
+    ranks.agree(facts, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
     terms_of = terms_of_queries(position, queries, states, count, ranks, shares)
-    some = terms_of(shares[ranks.rank][0])
     schedule = Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
-    taken = choose_method(method, some, q, k, v, states is not None, schedule)
+    taken = choose_method(method, terms_of(schedule.own[0]), q, k, v, states is not None, schedule)
     if taken == "ulysses":
         if states is not None:
             terms_of = terms_of_queries(position, queries, states, count, ranks, shares, gathered=True)
@@ -122,50 +124,56 @@ _FACTS = (
 )  # fmt: skip
 
 
-def _facts(
-    q: Tensor, k: Tensor, v: Tensor, position: Position | None, method: str, layout: str, scale: float | None,
-    states: Tensor | None,
-) -> dict[str, object]:  # fmt: skip
-    """What must be the same on all ranks, by the names of `_FACTS`."""
-    parts = (q, k, v, *(() if states is None else (states,)))
-    wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in parts)
-    values = (
-        [tuple(x.shape) for x in (q, k, v)], [str(x.dtype) for x in (q, k, v)], type(position).__name__, method, layout,
-        scale, wanted,
-    )  # fmt: skip
-    return dict(zip(_FACTS, values, strict=True))
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The arguments of a call, as they came on this rank."""
 
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    position: Position | None
+    queries: Coordinates | None
+    mask: MaskLike | None
+    method: str
+    layout: str
+    scale: float | None
+    dropout: float
+    states: Tensor | None
 
-def _device(q: object) -> torch.device:
-    return q.device if isinstance(q, Tensor) else torch.device("cpu")
+    def facts(self) -> dict[str, object]:
+        """What must be the same on all ranks, by the names of `_FACTS`."""
+        qkv = (self.q, self.k, self.v)
+        learning = (*qkv, *(() if self.states is None else (self.states,)))
+        values = (
+            [tuple(x.shape) for x in qkv], [str(x.dtype) for x in qkv], type(self.position).__name__, self.method,
+            self.layout, self.scale, [torch.is_grad_enabled() and x.requires_grad for x in learning],
+        )  # fmt: skip
+        return dict(zip(_FACTS, values, strict=True))
 
-
-def _checked(
-    q: Tensor, k: Tensor, v: Tensor, position: Position | None, queries: Coordinates | None, mask: MaskLike | None,
-    method: str, layout: str, scale: float | None, dropout: float, states: Tensor | None, size: int,
-) -> Mask | None:  # fmt: skip
-    """The mask of a call whose arguments fit together on this rank."""
-    require_choice(method, "method", get_args(ShardMethod))
-    require_layout(layout)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require_tensor(x, name, dims=4)
-    require_fit(q, k, v)
-    if not k.shape[2] == q.shape[2]:
-        came = f"{q.shape[2]} queries and {k.shape[2]} keys"
-        fail("q and k of the same tokens", came, "Context parallel attention is self-attention.")
-    if q.shape[2] == 0 or q.shape[0] == 0:
-        fail("a share with tokens on every rank", shape_of(q), "Use fewer ranks for so short a sequence.")
-    if scale is not None:
-        require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
-    if dropout:
-        remedy = "Each rank would draw its own: drop outputs of the layer instead."
-        fail("no dropout of attention weights over several ranks", f"{dropout!r}", remedy)
-    count = q.shape[2] * size
-    if layout == "zigzag" and size > 1 and q.shape[2] % 2:
-        remedy = 'Pad the sequence, or use layout="contiguous".'
-        fail("an even number of tokens on each rank of a zigzag", str(q.shape[2]), remedy)
-    check_position(position, queries, states, count)
-    whole = None if mask is None else Mask.of(mask)
-    if whole is not None:
-        whole.check(count, count)
-    return whole
+    def check(self, size: int) -> Mask | None:
+        """Raise unless the arguments fit together on this rank; the mask of all tokens of `size` ranks."""
+        require_choice(self.method, "method", get_args(ShardMethod))
+        require_layout(self.layout)
+        q, k, v = self.q, self.k, self.v
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            require_tensor(x, name, dims=4)
+            require_computed(x, name, f"Convert {name}, e.g. {name}.float().")
+        require_fit(q, k, v)
+        if k.shape[2] != q.shape[2]:
+            came = f"{q.shape[2]} queries and {k.shape[2]} keys"
+            fail("q and k of the same tokens", came, "Context parallel attention is self-attention.")
+        if 0 in (q.shape[0], q.shape[2]):
+            fail("a share with tokens on every rank", shape_of(q), "Use fewer ranks for so short a sequence.")
+        if self.scale is not None:
+            require_number(self.scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
+        if self.dropout:
+            remedy = "Each rank would draw its own: drop outputs of the layer instead."
+            fail("no dropout of attention weights over several ranks", f"{self.dropout!r}", remedy)
+        if self.layout == "zigzag" and size > 1 and q.shape[2] % 2:
+            remedy = 'Pad the sequence, or use layout="contiguous".'
+            fail("an even number of tokens on each rank of a zigzag", str(q.shape[2]), remedy)
+        check_position(self.position, self.queries, self.states, q.shape[2] * size)
+        whole = None if self.mask is None else Mask.of(self.mask)
+        if whole is not None:
+            whole.check(q.shape[2] * size, q.shape[2] * size)
+        return whole

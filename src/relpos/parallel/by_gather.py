@@ -39,13 +39,15 @@ def by_gather(
         terms = terms_of(span)
         visible = [part for part in parts if seen[span, part] is not Reach.NONE]
         some = (visible[0][0], visible[-1][1]) if visible else (0, 0)
-        if terms.of(RowRule) or not visible:  # a rule counts all keys; where there are none, gradients are 0 all the same
+        if (
+            terms.of(RowRule) or not visible
+        ):  # a rule counts all keys; where there are none, gradients are 0 all the same
             some = (0, count)
         first, stop = some
+        theirs, own_mask = terms.narrow(slice(None), slice(*some)), narrowed(mask, span, some, q.device)
         found.append(
             attention(
-                own, keys[:, :, first:stop], values[:, :, first:stop],
-                position=terms.narrow(slice(None), slice(*some)), mask=narrowed(mask, span, some, q.device), scale=scale,
-            )  # fmt: skip
+                own, keys[:, :, first:stop], values[:, :, first:stop], position=theirs, mask=own_mask, scale=scale
+            )
         )
     return found[0] if len(found) == 1 else torch.cat(found, dim=2)

@@ -3,8 +3,8 @@
     out = sum over blocks b of  exp(lse_b - lse) out_b          lse = log sum over blocks of exp(lse_b)
 
 The backward needs the output and the log-sum-exp of all blocks alone, as FlashAttention's does of all tiles: blocks
-travel once more, and what a rank finds for a block's keys and values returns to the rank that holds them. Two blocks are
-held at a time, of which one is on its way while the other is computed.
+travel once more, and what a rank finds for a block's keys and values returns to the rank that holds them. Two blocks
+are held at a time, of which one is on its way while the other is computed.
 
 Source: Liu et al. 2023 (Ring Attention); the balanced layout is Brandon et al. 2023 (Striped) as zigzag.
 """
@@ -34,7 +34,7 @@ from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.local_terms import TermsOfQueries
 from relpos.parallel.ranks import Ranks
 from relpos.parallel.reach import Reach, narrowed
-from relpos.parallel.ring_schedule import BACKWARD, Schedule, Step
+from relpos.parallel.ring_schedule import BACKWARD, RingStep, Schedule
 
 Pair = tuple[Stretch, Stretch]
 
@@ -51,7 +51,7 @@ def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
 
 
 @dataclass
-class _Work:
+class _RingWork:
     """What the ring of one call does, but for its numbers.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Transfer:
 class _Travel:
     """The blocks that come to this rank, step by step, the next one on its way while one is computed."""
 
-    def __init__(self, work: _Work, schedule: Schedule, own: list[Tensor]) -> None:
+    def __init__(self, work: _RingWork, schedule: Schedule, own: list[Tensor]) -> None:
         self.work, self.own, self.steps = work, own, schedule.steps()
         self._next = self._send(0)
 
@@ -130,7 +130,7 @@ class _Travel:
             outgoing = [x[:, :, self.work.place(block)].contiguous() for x in self.own]
         return _Transfer(self.work.ranks, outgoing, to, incoming, source)
 
-    def __iter__(self) -> Iterator[tuple[Step, list[Tensor]]]:
+    def __iter__(self) -> Iterator[tuple[RingStep, list[Tensor]]]:
         for index, step in enumerate(self.steps):
             now, self._next = self._next, self._send(index + 1)
             assert now is not None
@@ -154,7 +154,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, work: _Work, q: Tensor, k: Tensor, v: Tensor, plain_q: Tensor | None, plain_k: Tensor | None,
+        ctx: Any, work: _RingWork, q: Tensor, k: Tensor, v: Tensor, plain_q: Tensor | None, plain_k: Tensor | None,
         *learned: Tensor,
     ) -> Tensor:  # fmt: skip
         own = [k, v] if plain_k is None else [k, v, plain_k]
@@ -185,7 +185,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        work: _Work = ctx.work
+        work: _RingWork = ctx.work
         q, k, v, plain_q, plain_k, out, lse = ctx.saved_tensors
         own = [k, v] if plain_k is None else [k, v, plain_k]
         d_lse = torch.zeros_like(lse)
@@ -236,7 +236,7 @@ class _Ring(torch.autograd.Function):
         )
 
 
-def _return(work: _Work, step: Step, theirs: list[Tensor], like: list[Tensor]) -> tuple[Step, _Transfer]:
+def _return(work: _RingWork, step: RingStep, theirs: list[Tensor], like: list[Tensor]) -> tuple[RingStep, _Transfer]:
     """Send what was found for a block back to the rank that holds it, and get what another found for an own block."""
     incoming, target, source = [], 0, 0
     if step.target is not None:
@@ -247,7 +247,7 @@ def _return(work: _Work, step: Step, theirs: list[Tensor], like: list[Tensor]) -
     return step, _Transfer(work.ranks, theirs, source, incoming, target)
 
 
-def _add_returned(work: _Work, returning: tuple[Step, _Transfer], d_own: list[Tensor]) -> None:
+def _add_returned(work: _RingWork, returning: tuple[RingStep, _Transfer], d_own: list[Tensor]) -> None:
     step, transfer = returning
     parts = transfer.wait()
     if step.target is not None:
@@ -268,7 +268,7 @@ def by_ring(
     """Attention of this rank's queries to the keys of all ranks."""
     dtype, _ = under_autocast(q)
     with without_autocast(q.device):
-        return _attend(*(x.to(dtype) for x in (q, k, v)), terms_of, mask, scale, ranks, schedule)
+        return _attend(q.to(dtype), k.to(dtype), v.to(dtype), terms_of, mask, scale, ranks, schedule)
 
 
 def _attend(
@@ -306,12 +306,12 @@ def _attend(
         return None if parts[0] is None else torch.cat(parts, dim=2)
 
     backward = replace(schedule, most=BACKWARD)
-    terms = dict(zip(own, after, strict=True))
+    of_queries = dict(zip(own, after, strict=True))
     begun: set[Stretch] = set()
-    parts = {pair: _of_shard(terms[pair[0]], pair, begun) for keys in backward.keys() for pair in backward.pairs(keys)}
+    parts = {pair: _of_shard(of_queries[pair[0]], pair, begun) for pair in backward.all_pairs()}
     unique = {id(x): x for one in parts.values() for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
     learned = [x for x in unique.values() if x.requires_grad]
-    work = _Work(ranks, schedule, backward, terms, parts, learned, mask, float(scale), place)
+    work = _RingWork(ranks, schedule, backward, of_queries, parts, learned, mask, float(scale), place)
     out: Tensor = _Ring.apply(
         work, joined("q", q), joined("k", k), joined("v", v), joined("plain_q", None), joined("plain_k", None), *learned
     )  # type: ignore[no-untyped-call]

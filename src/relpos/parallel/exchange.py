@@ -45,7 +45,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found = [
-            rank_ordered_sum(_swap(ctx.ranks, [share_of(g, spans, ctx.dim) for spans in ctx.shares])) if wanted else None
+            rank_ordered_sum(_swap(ctx.ranks, [share_of(g, spans, ctx.dim) for spans in ctx.shares]))
+            if wanted
+            else None
             for g, wanted in zip(gradients, ctx.needs_input_grad[3:], strict=True)
         ]
         return None, None, None, *found

@@ -7,6 +7,7 @@ numbers a head) is gathered from all ranks; sums over tokens are then taken as o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +18,7 @@ from relpos.engines.arguments import Position
 from relpos.parallel.exchange import Shares, gather_tokens
 from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.ranks import Ranks
-from relpos.position import RandomizedPositions
+from relpos.position import Mechanism, RandomizedPositions
 from relpos.position.base.states import needs_states, remembers, terms_of
 from relpos.position.base.wrapped import is_mechanism, parts_of
 
@@ -39,7 +40,7 @@ def check_position(position: Position | None, queries: Coordinates | None, state
     if queries.count != count:
         came = f"{queries!r} with {queries.count}"
         fail(f"coordinates of all {count} tokens, those of every rank", came, "They are global, as masks are.")
-    for part in parts_of(position):
+    for part in parts_of(cast(Mechanism, position)):
         if isinstance(part, RandomizedPositions) and part.training:
             fail("positions that all ranks know", "RandomizedPositions in training", "Each rank would draw its own.")
 
@@ -66,9 +67,9 @@ def terms_of_queries(
         whole = Terms() + position
     else:
         assert queries is not None
-        for part in parts_of(position):
+        for part in parts_of(cast(Mechanism, position)):
             if not needs_states(part):
-                whole = whole + part.terms(queries)  # type: ignore[operator]  # parts have terms
+                whole = whole + part.terms(queries)
                 continue
             require_tensor(states, f"states of {type(part).__name__}", dims=3)
             assert states is not None

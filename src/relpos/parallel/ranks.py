@@ -39,7 +39,9 @@ class Ranks:
         if isinstance(mesh, DeviceMesh):
             if mesh.ndim != 1:
                 names = mesh.mesh_dim_names
-                remedy = f'Pass one of its dimensions, such as mesh["{names[-1]}"].' if names else "Name its dimensions."
+                remedy = (
+                    f'Pass one of its dimensions, such as mesh["{names[-1]}"].' if names else "Name its dimensions."
+                )
                 fail("a mesh of one dimension", f"one of {mesh.ndim}", remedy)
             mesh = mesh.get_group()
         if not isinstance(mesh, dist.ProcessGroup):

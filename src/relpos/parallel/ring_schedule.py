@@ -1,8 +1,9 @@
 """What each rank of a ring sends, receives and computes, step by step.
 
-Queries stay where they are; keys are cut into blocks. At step (t, b) rank r gets block b of rank r - t, and sends its own
-block b to rank r + t, if a query there sees one of its keys. All ranks count the same steps, so that none waits in a circle. A block goes
-straight to the rank that needs it: as many bytes as in a ring of neighbours, and none through ranks that see nothing.
+Queries stay where they are; keys are cut into blocks. At step (t, b) rank r gets block b of rank r - t, and sends its
+own block b to rank r + t, if a query there sees one of its keys. All ranks count the same steps, so that none waits in
+a circle. A block goes straight to the rank that needs it: as many bytes as in a ring of neighbours, and none through
+ranks that see nothing.
 
     3 ranks, step t = 1:    0 -> 1 -> 2 -> 0        t = 2:    0 -> 2 -> 1 -> 0
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -29,13 +31,12 @@ def blocks_of(spans: list[Stretch], most: int) -> list[Stretch]:
     found = []
     for start, stop in spans:
         count = max(1, min(most // len(spans), (stop - start) // _LEAST))
-        edges = [start + (stop - start) * index // count for index in range(count + 1)]
-        found += list(zip(edges[:-1], edges[1:], strict=True))
+        found += pairwise(start + (stop - start) * index // count for index in range(count + 1))
     return found
 
 
 @dataclass(frozen=True)
-class Step:
+class RingStep:
     """What one rank does in a step.
 
     Attributes:
@@ -89,21 +90,20 @@ class Schedule:
         """The pairs that this rank computes of some keys."""
         return [(queries, keys) for queries in self.own if self.reach(queries, keys) is not Reach.NONE]
 
-    def keys(self) -> Iterator[Stretch]:
-        """All keys, in the order in which this rank computes them: its own, then the blocks that come."""
-        yield from self.own
-        for step in self.steps():
-            if step.source is not None:
-                yield step.source[1]
+    def all_pairs(self) -> Iterator[tuple[Stretch, Stretch]]:
+        """The pairs that this rank computes, in order: of its own keys, then of the blocks that come."""
+        arriving = (step.source[1] for step in self.steps() if step.source is not None)
+        for keys in (*self.own, *arriving):
+            yield from self.pairs(keys)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RingStep]:
         """What is sent and received, in order; no step for what nobody of this rank's partners needs."""
         size, found = len(self.blocks), []
         for t in range(1, size):
             source, target = (self.rank - t) % size, (self.rank + t) % size
             for theirs, own in zip(self.blocks[source], self.blocks[self.rank], strict=True):
                 comes, goes = self.needs(self.rank, theirs), self.needs(target, own)
-                found.append(Step((source, theirs) if comes else None, (target, own) if goes else None))
+                found.append(RingStep((source, theirs) if comes else None, (target, own) if goes else None))
         return found
 
     def tokens_sent(self, rank: int) -> int:

@@ -64,7 +64,7 @@ def unshard(
 def average_gradients(
     weights: nn.Module | Iterable[nn.Parameter], mesh: DeviceMesh | dist.ProcessGroup, *, bucket: int = 2**22
 ) -> None:
-    """The mean over ranks of the gradients of weights, in place: what DistributedDataParallel and FSDP do by themselves.
+    """The mean over ranks of the gradients of weights, in place: what DistributedDataParallel and FSDP do themselves.
 
     A rank's backward finds what its own tokens contribute to the gradient of a weight, be it a projection or a table of
     positions. The loss of the batch is the mean over all its tokens, so that with a rank's loss as the mean over its

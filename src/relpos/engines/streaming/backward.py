@@ -6,8 +6,9 @@ The shift of a row is its log-sum-exp. With delta = <output, d output> - d lse,
 
 One matrix product each gives the gradients of q, k and v; the plan computes the terms' gradients. In float64, and in
 `DensePlan`, the weights of a block with one tile are divided by their own sum, which avoids the rounding error of the
-log-sum-exp, unless output and log-sum-exp are of more keys than the call's (`shard`). Delta is then computed from these weights too, so that the two cancel exactly where they should. Half
+log-sum-exp. Delta is then computed from these weights too, so that the two cancel exactly where they should. Half
 precision does the same for delta, because the rounded output, times a peaked row's weight, would be most of the error.
+A shard, whose keys are some of those that the log-sum-exp is of, does neither.
 """
 
 from __future__ import annotations
