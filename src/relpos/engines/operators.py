@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
@@ -54,7 +53,8 @@ class Gradients:
         assert index is not None
         known = self.sums[index]
         if known is None:
-            known = self.sums[index] = torch.zeros_like(at_least_float32(x))
+            known = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+            self.sums[index] = known
         return known
 
     def of(self, x: Tensor) -> Tensor | None:

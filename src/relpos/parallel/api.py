@@ -97,7 +97,8 @@ def context_attention(
     ranks = Ranks.of(mesh)
     asked = _Asked(q, k, v, position, queries, mask, method, layout, scale, dropout, states)
     error: Exception | None = None
-    facts, whole_mask = dict[str, object].fromkeys(_FACTS, 0), None
+    facts: dict[str, object] = dict.fromkeys(_FACTS, 0)
+    whole_mask = None
     try:
         whole_mask = asked.check(ranks.size)
         facts = asked.facts()

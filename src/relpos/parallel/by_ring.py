@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from relpos.core import Mask, Rotation, RowRule, Scale, Sinks, Terms, after_content, at_least_float32
+from relpos.core import Mask, Rotation, RowRule, Scale, Sinks, Terms, after_content
 from relpos.core.checks import under_autocast, without_autocast
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
@@ -138,6 +138,11 @@ class _Travel:
             del now
 
 
+def _zeros(like: Tensor) -> Tensor:
+    """A gradient to add to in place: contiguous, whatever the strides of its tensor."""
+    return torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
 def _merge_(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Add a shard to the output and log-sum-exp of those before it, in place."""
     together = torch.logaddexp(lse, part_lse)
@@ -158,7 +163,7 @@ class _Ring(torch.autograd.Function):
         *learned: Tensor,
     ) -> Tensor:  # fmt: skip
         own = [k, v] if plain_k is None else [k, v, plain_k]
-        wide = at_least_float32(q).dtype
+        wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(*q.shape[:3], v.shape[3], dtype=wide, device=q.device)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
 
@@ -189,8 +194,8 @@ class _Ring(torch.autograd.Function):
         q, k, v, plain_q, plain_k, out, lse = ctx.saved_tensors
         own = [k, v] if plain_k is None else [k, v, plain_k]
         d_lse = torch.zeros_like(lse)
-        d_q, d_plain_q = (None if x is None else torch.zeros_like(at_least_float32(x)) for x in (q, plain_q))
-        d_own = [torch.zeros_like(at_least_float32(x)) for x in own]
+        d_q, d_plain_q = _zeros(q), None if plain_q is None else _zeros(plain_q)
+        d_own = [_zeros(x) for x in own]
         sums: list[Tensor | None] = [None] * len(work.learned)
 
         def found(keys: Stretch, block: list[Tensor], into: list[Tensor]) -> None:
@@ -218,7 +223,7 @@ class _Ring(torch.autograd.Function):
             for step, block in travel:
                 theirs: list[Tensor] = []
                 if step.source is not None:
-                    theirs = [torch.zeros_like(at_least_float32(x)) for x in block]
+                    theirs = [_zeros(x) for x in block]
                     found(step.source[1], block, theirs)
                 del block
                 if returning is not None:

@@ -28,7 +28,7 @@ _LEAST = 256
 
 def blocks_of(spans: list[Stretch], most: int) -> list[Stretch]:
     """The stretches of a rank, cut into at most so many blocks of consecutive tokens."""
-    found = []
+    found: list[Stretch] = []
     for start, stop in spans:
         count = max(1, min(most // len(spans), (stop - start) // _LEAST))
         found += pairwise(start + (stop - start) * index // count for index in range(count + 1))

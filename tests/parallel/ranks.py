@@ -1,0 +1,210 @@
+"""What a few processes do for `test_context_attention`: each is one rank, and writes what it found into a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+import relpos
+from covering import pairwise
+from relpos import Mask, Sequence
+from relpos.parallel import average_gradients, context_attention, ring_schedule, shard, unshard
+
+N, HEADS, WIDTH, STATES = 16, 4, 8, 12
+METHODS = [(method, layout) for method in ("gather", "ring", "ulysses", "auto") for layout in ("contiguous", "zigzag")]
+DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [2] * 3 + [-1] * 2)  # across the borders of shards, and padding
+MASKS: dict[str, Any] = {
+    "none": None,
+    "causal": "causal",
+    "window": Mask.window(3, 2),
+    "causal window": Mask.window(4, 0),
+    "packed": Mask.causal() & Mask.packed(DOCUMENTS),
+    "padded": Mask.padding(torch.arange(N) < torch.tensor([[11], [N]])),
+    "globals": Mask(left=2, right=2, key_global=torch.arange(N) == 3, query_global=torch.arange(N) == 3),
+}
+
+
+def positions() -> dict[str, Any]:
+    """Mechanisms, each with coordinates of its own."""
+    torch.manual_seed(1)
+    line, std = Sequence(N), {"init_std": 0.5}
+    restarting = torch.cat([torch.arange(5), torch.arange(6), torch.arange(5)])
+    cos = torch.rand(1, 1, N, WIDTH // 2, dtype=torch.float64)
+    terms = relpos.Rotation(cos, cos, layout="half", values=True) + relpos.Softcap(3.0)
+    terms += relpos.Sinks(torch.randn(HEADS, dtype=torch.float64, requires_grad=True))
+    terms += relpos.QueryScale(torch.rand(1, 1, N, dtype=torch.float64) + 0.5, on="scores")
+    terms += relpos.DenseBias(torch.randn(1, HEADS, N, N, dtype=torch.float64, requires_grad=True))
+    of = {
+        "none": (None, None),
+        "t5": (relpos.T5Bias(HEADS, **std), relpos.Positions(restarting, low=0, high=15)),
+        "t5 causal": (relpos.T5Bias(HEADS, bidirectional=False, **std), Sequence(N - 1, prefix=1)),
+        "relative": (relpos.RelativePositionBias(HEADS, seq_len=N, **std), line),
+        "relative 2d": (relpos.RelativePositionBias(HEADS, window_size=(4, 4), **std), relpos.Grid(4, 4)),
+        "alibi": (relpos.ALiBi(HEADS), line),
+        "rope": (relpos.RotaryEmbedding(WIDTH), line),
+        "yarn": (relpos.RotaryEmbedding(WIDTH, scaling=relpos.YaRN(factor=4, trained_length=4)), line),
+        "shaw": (relpos.RotaryEmbedding(WIDTH) + relpos.ShawPosition(WIDTH, **std), line),
+        "transformer_xl": (relpos.TransformerXLPosition(HEADS, WIDTH, 16), line),
+        "deberta": (relpos.DisentangledPosition(HEADS, WIDTH, 16, span=4, max_distance=8), line),
+        "cope": (relpos.CoPE(WIDTH, **std), line),
+        "fire": (relpos.FIREBias(HEADS), line),
+        "fox": (relpos.ForgetGate(HEADS, STATES, **std), line),
+        "inkling": (relpos.InklingBias(HEADS, STATES, extent=6, **std), line),
+        "terms": (terms, None),
+    }
+    return {name: (one.double() if isinstance(one, torch.nn.Module) else one, at) for name, (one, at) in of.items()}
+
+
+def weights_of(position: Any) -> list[Tensor]:
+    """What a position learns."""
+    if isinstance(position, torch.nn.Module):
+        return list(position.parameters())
+    leaves = [] if position is None else torch.utils._pytree.tree_leaves(position)
+    return [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+
+
+def inputs(groups: int, width: int = WIDTH, n: int = N, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys, values, states and the output's gradient, the same on all ranks: `[B, tokens, ...]`."""
+    torch.manual_seed(2)
+    heads = ((HEADS, width), (HEADS // groups, width), (HEADS // groups, width))
+    found = [torch.randn(2, n, *each, dtype=dtype) for each in heads]
+    return [*found, torch.randn(2, n, STATES, dtype=dtype), torch.randn(2, n, HEADS, width, dtype=dtype)]
+
+
+def attend(
+    attention: Callable[..., Tensor], position: Any, tokens: Any, given: list[Tensor], **options: Any
+) -> list[Tensor]:
+    """Output and gradients of q, k, v, states and weights. Heads are not contiguous in memory, as after a projection."""
+    q, k, v, states, upstream = given
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, states)]
+    if tokens is not None:
+        options |= {"queries": tokens}
+    if getattr(position, "needs_states", False):
+        options |= {"states": leaves[3]}
+    out = attention(*(x.transpose(1, 2) for x in leaves[:3]), position=position, **options)
+    wanted = [*leaves, *weights_of(position)]
+    found = torch.autograd.grad((out.transpose(1, 2) * upstream).sum(), wanted, allow_unused=True)
+    gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+    return [out.transpose(1, 2), *gradients]
+
+
+def difference(mesh: Any, whole: list[Tensor], share: list[Tensor], layout: str) -> float:
+    """How far a share's output and gradients are from one process's; of weights, the sum over ranks."""
+    most = 0.0
+    for index, (x, y) in enumerate(zip(whole, share, strict=True)):
+        if index < 5:
+            x = shard(x, mesh, layout=layout)
+        else:
+            y = y.clone()
+            dist.all_reduce(y)
+        most = max(most, float((x - y).abs().max()) if x.numel() else 0.0)
+    return most
+
+
+def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
+    """Cases by name: the difference from one process, or what refuses them."""
+    known = positions()
+    rows = pairwise(list(known), list(MASKS), METHODS, (1, 2))
+    if dist.get_world_size() > 2:  # what differs there is who sends what
+        rows = [row for row in rows if row[2][0] != "gather" and row[2] != ("auto", "contiguous")][:70]
+    for name, mask, (method, layout), groups in rows:
+        position, tokens = known[name]
+        if name == "terms" and method == "ulysses":
+            groups = 1
+        given = inputs(groups)
+        options = {"mask": MASKS[mask]}
+        case = f"{name}, {mask}, {method}, {layout}, {groups}"
+        parts = [shard(x, mesh, layout=layout) for x in given]
+        try:
+            share = attend(
+                context_attention, position, tokens, parts, mesh=mesh, method=method, layout=layout, **options
+            )
+        except NotImplementedError as error:
+            yield case, str(error)
+            continue
+        whole = attend(relpos.attention, position, tokens, given, backend="reference", **options)
+        yield case, difference(mesh, whole, share, layout)
+
+
+def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
+    """A ring of several blocks a share, in float32 and bfloat16, whose kernels are others; and its bits."""
+    bias, n = relpos.T5Bias(HEADS, bidirectional=False, init_std=0.5), 256 * dist.get_world_size()
+    options = {"mask": "causal", "mesh": mesh, "method": "ring", "layout": "zigzag"}
+    for dtype in (torch.float32, torch.bfloat16):
+        given = inputs(1, 16, n, dtype)
+        parts = [shard(x, mesh, layout="zigzag") for x in given]
+        once, again = (attend(context_attention, bias, Sequence(n), parts, **options) for _ in range(2))
+        yield f"bits, {dtype}", all(torch.equal(x, y) for x, y in zip(once, again, strict=True))
+        whole = attend(relpos.attention, bias, Sequence(n), [x.double() for x in given], mask="causal")
+        yield f"blocks, {dtype}", difference(mesh, whole, once, "zigzag")
+
+
+def refused(mesh: Any) -> Iterator[tuple[str, str]]:
+    """What is said on this rank where a call is refused."""
+    rank = dist.get_rank()
+    bias, cope = relpos.T5Bias(HEADS), relpos.CoPE(WIDTH)
+
+    def call(tokens: int = 4, **options: Any) -> str:
+        q = torch.randn(1, HEADS, tokens, WIDTH)
+        try:
+            context_attention(q, q, q, **{"mesh": mesh, **options})
+        except (ValueError, NotImplementedError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    whole = Sequence(4 * dist.get_world_size())
+    yield "unequal", call(4 + 2 * (rank == 1))
+    yield "unequal, beside coordinates", call(4 + 2 * (rank == 1), position=bias, queries=whole)
+    yield "empty", call(0)
+    yield "empty on one rank", call(4 * (rank == 0))
+    yield "another method", call(method="gather" if rank else "ring")
+    yield "dropout", call(dropout=0.1)
+    yield "a rule of rows", call(position=cope, queries=whole, method="ring")
+    yield "heads", call(position=None, method="ulysses") if HEADS % dist.get_world_size() else "nothing"
+    yield "a mask of few tokens", call(mask=torch.ones(4, 4, dtype=torch.bool))
+    randomized = relpos.RandomizedPositions(relpos.RotaryEmbedding(WIDTH), 64)
+    yield "drawn", call(position=randomized, queries=whole)
+
+
+def run(folder: str) -> None:
+    """One rank's findings, as `rank.json` in the folder."""
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
+    found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
+    ring_schedule._LEAST = 1  # several blocks of few tokens
+    found["compared"] = dict(compare(mesh))
+    x = torch.arange(2 * N).view(2, N)
+    found["unshard"] = all(
+        torch.equal(unshard(shard(x, mesh, layout=layout), mesh, layout=layout), x)
+        for layout in ("contiguous", "zigzag")
+    )
+    layer = torch.nn.Linear(3, 2)
+    layer.weight.grad = torch.full((2, 3), float(rank))
+    average_gradients(layer, mesh)
+    found["average"] = [layer.weight.grad.tolist(), layer.bias.grad]
+    if rank == 0:  # the others have ended
+        q = torch.randn(1, HEADS, 4, WIDTH)
+        dist.barrier()
+        try:
+            for _ in range(100):
+                context_attention(q, q, q, mesh=mesh)
+        except ConnectionError as error:
+            found["lost"] = str(error)
+    else:
+        dist.barrier()
+    pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

@@ -1,0 +1,80 @@
+"""Two and four ranks compute what one process does: outputs, and all gradients."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from loaded import Loaded
+
+TOLERANCE = 1e-12
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> Found:
+    """What each rank found."""
+    folder, size = tmp_path_factory.mktemp("ranks"), request.param
+    done = loaded.run(pathlib.Path(__file__).with_name("ranks.py"), folder, processes=size, needs=["train"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def test_outputs_and_gradients_are_those_of_one_process(found: Found) -> None:
+    refused = 0
+    for rank, of_rank in enumerate(found):
+        for case, difference in of_rank["compared"].items():
+            if isinstance(difference, str):
+                refused += 1
+                method = case.split(", ")[2]
+                assert method in ("ring", "ulysses"), case
+                assert f"for method '{method}'" in difference, case
+            else:
+                assert difference < TOLERANCE, (rank, case)
+    assert 0 < refused < 0.25 * sum(len(of_rank["compared"]) for of_rank in found)
+
+
+def test_a_ring_of_blocks_in_lower_precision(found: Found) -> None:
+    for of_rank in found:
+        blocks = of_rank["blocks"]
+        assert blocks["bits, torch.float32"]
+        assert blocks["bits, torch.bfloat16"]
+        assert blocks["blocks, torch.float32"] < 1e-3  # of a table's gradient, which is a sum over all pairs
+        assert blocks["blocks, torch.bfloat16"] < 1.5
+
+
+SAID = {
+    "unequal": "ValueError: expected shapes of q, k and v alike on all",
+    "unequal, beside coordinates": "ValueError: expected ",
+    "empty": "ValueError: expected a share with tokens on every rank",
+    "empty on one rank": "ValueError: expected ",
+    "another method": "ValueError: expected the method alike on all",
+    "dropout": "ValueError: expected no dropout of attention weights over several ranks",
+    "a rule of rows": "NotImplementedError: expected a position without a rule of rows",
+    "heads": "nothing",
+    "a mask of few tokens": "ValueError: expected a mask of",
+    "drawn": "ValueError: expected positions that all ranks know",
+}
+
+
+def test_refusals_are_one_line_on_every_rank(found: Found) -> None:
+    for of_rank in found:
+        for name, begins in SAID.items():
+            said = of_rank["refused"][name]
+            assert said.startswith(begins), (name, said)
+            assert "\n" not in said
+
+
+def test_shares_make_the_whole_and_gradients_their_mean(found: Found) -> None:
+    mean = sum(range(len(found))) / len(found)
+    for of_rank in found:
+        assert of_rank["unshard"]
+        assert of_rank["average"] == [[[mean] * 3] * 2, None]
+
+
+def test_a_lost_rank_is_one_line(found: Found) -> None:
+    assert found[0]["lost"].startswith("expected an answer from each of")
+    assert "\n" not in found[0]["lost"]
