@@ -83,7 +83,7 @@ def inputs(groups: int, width: int = WIDTH, n: int = N, dtype: torch.dtype = tor
 def attend(
     attention: Callable[..., Tensor], position: Any, tokens: Any, given: list[Tensor], **options: Any
 ) -> list[Tensor]:
-    """Output and gradients of q, k, v, states and weights. Heads are not contiguous in memory, as after a projection."""
+    """Output and gradients of q, k, v, states and weights. Heads are not contiguous, as after a projection."""
     q, k, v, states, upstream = given
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v, states)]
     if tokens is not None:
