@@ -1,10 +1,11 @@
 """Attention of one long sequence over ranks, against one process: memory of a rank, and the time of a step.
 
-    python benchmarks/context_parallel.py [--ranks 2] [--tokens 16384] [--method ring] [--layout zigzag] [--no-time] [--out FILE.json]
+    python benchmarks/context_parallel.py [--ranks 2] [--tokens 16384] [--method ring] [--layout zigzag] [--no-time]
 
-A causal T5 bias that learns, 8 heads of 64, float32; forward and backward. Memory is the most bytes of tensors at once, as
-PyTorch's profiler counts them, inputs, output and all gradients included: that of a rank, over one process's divided by
-the ranks. Time: ranks of one thread each against one process of as many threads, in turns, the median of a few rounds.
+A causal T5 bias that learns, 8 heads of 64, float32; forward and backward. Memory is the most bytes of tensors at once,
+as PyTorch's profiler counts them, inputs, output and all gradients included: that of a rank, over one process's divided
+by the ranks. Time: ranks of one thread each against one process of as many threads, in turns, the median of a few
+rounds. `--out FILE.json` writes all figures.
 Ranks are processes over gloo on this machine.
 """
 

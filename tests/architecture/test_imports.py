@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "position": {"core"},
     "patterns": {"core"},
     "engines": {"core"},
-    "parallel": BELOW_LAYERS,
+    "parallel": BELOW_LAYERS | {"layers"},
     "layers": BELOW_LAYERS,
     "models": BELOW_MODELS | {"files", "version"},
     "optim": {"core", "position"},

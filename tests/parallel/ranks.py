@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import relpos
 from covering import pairwise
 from relpos import Mask, Sequence
-from relpos.parallel import average_gradients, context_attention, ring_schedule, shard, unshard
+from relpos.parallel import average_gradients, context_attention, context_parallel, ring_schedule, shard, unshard
 
 N, HEADS, WIDTH, STATES = 16, 4, 8, 12
 METHODS = [(method, layout) for method in ("gather", "ring", "ulysses", "auto") for layout in ("contiguous", "zigzag")]
@@ -148,6 +148,43 @@ def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
         yield f"blocks, {dtype}", difference(mesh, whole, once, "zigzag")
 
 
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "language": lambda: relpos.LanguageModel(
+        11, 16, 16, depth=2, num_heads=4, position="t5+fox", shared_position=True, position_init_std=0.5
+    ),
+    "image": lambda: relpos.VisionTransformer(
+        8, 2, 1, 3, "avg", 16, 2, 4, class_token=False, position="learned+relative_2d", position_init_std=0.5
+    ),
+    "layer": lambda: relpos.MultiHeadAttention(16, 4, position=relpos.RotaryEmbedding(4)),
+}
+
+
+def in_models(mesh: Any) -> Iterator[tuple[str, Any]]:
+    """How far outputs and gradients of models whose sequences are spread are from those of whole ones."""
+    torch.manual_seed(3)
+    tokens, labels = torch.randint(11, (2, 2, 16))
+    given = {"language": tokens, "image": torch.randn(2, 1, 8, 8).double(), "layer": torch.randn(2, 16, 16).double()}
+    for name, make in MODELS.items():
+        for layout in ("contiguous", "zigzag"):
+            torch.manual_seed(4)
+            model, x = make().double(), given[name]
+
+            def loss(out: Tensor, labels: Tensor) -> Tensor:
+                if out.dim() == 3 and out.shape[2] == 11:
+                    return torch.nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())
+                return out.square().mean()
+
+            whole = model(x)
+            wanted = torch.autograd.grad(loss(whole, labels), list(model.parameters()), allow_unused=True)
+            spread = context_parallel(model, mesh, method="ring", layout=layout)
+            out = spread(shard(x, mesh, layout=layout) if name == "layer" else x)
+            loss(out, shard(labels, mesh, layout=layout)).backward()
+            average_gradients(spread, mesh)
+            whole = whole if name == "image" else shard(whole, mesh, layout=layout)
+            pairs = [(x.grad, g) for x, g in zip(model.parameters(), wanted, strict=True) if g is not None]
+            yield f"{name}, {layout}", max(float((x - y).abs().max()) for x, y in [(out, whole), *pairs])
+
+
 def refused(mesh: Any) -> Iterator[tuple[str, str]]:
     """What is said on this rank where a call is refused."""
     rank = dist.get_rank()
@@ -182,7 +219,7 @@ def run(folder: str) -> None:
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
     found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
     ring_schedule._LEAST = 1  # several blocks of few tokens
-    found["compared"] = dict(compare(mesh))
+    found["compared"], found["models"] = dict(compare(mesh)), dict(in_models(mesh))
     x = torch.arange(2 * N).view(2, N)
     found["unshard"] = all(
         torch.equal(unshard(shard(x, mesh, layout=layout), mesh, layout=layout), x)

@@ -30,6 +30,7 @@ from relpos.core.checks import (
 )
 from relpos.engines import attention, attention_weights, flash_attention, linear_attention, require_backend
 from relpos.layers.cache import LayerCache
+from relpos.layers.context import SharedSequence
 from relpos.layers.norms import HeadNormChoice
 from relpos.layers.projection import SelfAttention
 from relpos.position import Mechanism
@@ -156,6 +157,9 @@ class MultiHeadAttention(SelfAttention):
         self.attn_drop, self.backend = attn_drop, backend
         self.proj_drop = nn.Dropout(proj_drop)
 
+    shared_sequence: SharedSequence | None = None
+    """The sequence of which the tokens are a share; `relpos.parallel.context_parallel` sets it."""
+
     @property
     def cache_bytes(self) -> int:
         """Bytes that one token takes in a cache: its keys and values in the dtype of the weights, and in float32 or
@@ -186,6 +190,12 @@ class MultiHeadAttention(SelfAttention):
             NotImplementedError: the layer's kind or engine does not support a term or the mask.
         """
         q, k, v = self._heads(x)
+        if self.shared_sequence is not None:
+            if cache is not None or self.kind != "softmax":
+                came = "a cache" if cache is not None else f"kind={self.kind!r}"
+                fail("softmax attention of all tokens at once over several ranks", came, "Use one process for it.")
+            shared = self._attend_shared(self.shared_sequence, x, (q, k, v), position, coordinates, mask)
+            return self.proj_drop(self._joined(shared))  # type: ignore[no-any-return]
         before = 0 if cache is None else cache.length
         new = None
         if cache is not None and self.position is not None and remembers(self.position):
@@ -197,6 +207,24 @@ class MultiHeadAttention(SelfAttention):
             k, v = cache.extend(k, v, new)
         tokens: Tensor = self.proj_drop(self._joined(self._attend(q, k, v, terms, mask)))
         return tokens
+
+    def _attend_shared(
+        self,
+        context: SharedSequence,
+        x: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
+        terms: Terms | Term | None,
+        coordinates: Coordinates | None,
+        mask: MaskLike | None,
+    ) -> Tensor:
+        """Attention where x is a share of the tokens, and the rest is of all."""
+        if self.position is not None:
+            settle(self.position, self.qkv.weight.device)
+        dropout = self.attn_drop if self.training else 0.0
+        return context.attend(
+            *heads, position=self.position, terms=terms, coordinates=coordinates, mask=mask, scale=self.scale,
+            dropout=dropout, states=x,
+        )  # fmt: skip
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: MaskLike | None = None

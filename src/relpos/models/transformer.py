@@ -17,6 +17,7 @@ from relpos.core import Coordinates, Mask, Terms
 from relpos.core.checks import NO_OTHER, require_choice, require_int, require_probability
 from relpos.layers import KeyValueCache, TransformerBlock
 from relpos.layers.block import BlockConfig
+from relpos.layers.context import SharedSequence
 from relpos.models.attention_choice import ATTENTIONS, AttentionChoice
 from relpos.models.config import LanguageConfig, VisionConfig
 from relpos.models.positions import LayerPositions
@@ -38,6 +39,8 @@ class Transformer(PretrainedModel):
     norm: nn.Module
     positions: LayerPositions
     _causal = False
+    shared_sequence: SharedSequence | None = None
+    """The ranks that share a sequence; `relpos.parallel.context_parallel` sets it."""
 
     def __init__(self, config: VisionConfig | LanguageConfig, block: BlockConfig) -> None:
         super().__init__(config)
@@ -121,8 +124,9 @@ class Transformer(PretrainedModel):
         self, x: Float[Tensor, "B N E"], terms: list[Terms], masks: list[Mask | None], coordinates: Coordinates,
         cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "B N E"]:  # fmt: skip
-        """Normalized tokens after the last block."""
+        """Normalized tokens after the last block; where ranks share the sequence, this rank's."""
         caches = [None] * len(self.blocks) if cache is None else cache.layers
+        x = x if self.shared_sequence is None else self.shared_sequence.share(x)
         for block, position, mask, layer in zip(self.blocks, terms, masks, caches, strict=True):
             x = self._block(block, x, coordinates, position=position, mask=mask, cache=layer)
         features: Tensor = self.norm(x)

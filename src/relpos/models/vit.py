@@ -204,7 +204,8 @@ class VisionTransformer(Transformer):
 
     def forward_features(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B N E"]:
         """Tokens after the last block, prefix first; normalized unless `fc_norm`."""
-        return self._features(*self._embed(images))
+        features = self._features(*self._embed(images))
+        return features if self.shared_sequence is None else self.shared_sequence.whole(features)
 
     def forward(self, images: Float[Tensor, "B C height width"]) -> Float[Tensor, "B classes"]:
         """Class scores of images of any size that the patches divide and the position mechanism accepts.

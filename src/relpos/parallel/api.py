@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from relpos.core import Coordinates, Mask, MaskLike
+from relpos.core import Coordinates, Mask, MaskLike, Term, Terms
 from relpos.core.checks import fail, require_choice, require_computed, require_number, require_tensor, shape_of
 from relpos.engines.arguments import Position, require_fit
 from relpos.parallel.by_gather import by_gather
@@ -45,6 +45,7 @@ def context_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     states: Float[Tensor, "B n E"] | None = None,
+    terms: Terms | Term | None = None,
 ) -> Float[Tensor, "B H n V"]:
     """Self-attention of a sequence of N tokens, of which each of R ranks holds n = N / R. All ranks call it together.
 
@@ -74,6 +75,7 @@ def context_attention(
         scale: factor on the content product, as for `relpos.attention`.
         dropout: only 0.
         states: what this rank's queries are projected from, for a mechanism that needs it.
+        terms: terms of all tokens to add to the mechanism's.
 
     Returns:
         `[B, H, n, V]`, of this rank's tokens.
@@ -107,12 +109,12 @@ def context_attention(
     ranks.agree(facts, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
-    terms_of = terms_of_queries(position, queries, states, count, ranks, shares)
+    terms_of = terms_of_queries(position, queries, states, count, ranks, shares, more=terms)
     schedule = Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
     taken = choose_method(method, terms_of(schedule.own[0]), q, k, v, states is not None, schedule)
     if taken == "ulysses":
         if states is not None:
-            terms_of = terms_of_queries(position, queries, states, count, ranks, shares, gathered=True)
+            terms_of = terms_of_queries(position, queries, states, count, ranks, shares, True, terms)
         return by_heads(q, k, v, terms_of((0, count)), whole_mask, scale, ranks, shares)
     if taken == "ring":
         return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule)

@@ -53,18 +53,20 @@ def terms_of_queries(
     ranks: Ranks,
     shares: Shares,
     gathered: bool = False,
+    more: Terms | Term | None = None,
 ) -> TermsOfQueries:
     """A function from a stretch of this rank's queries to their terms; what it needs of other ranks is here by then.
 
     Args:
         gathered: whether stretches may be any of the sequence: states of all tokens are then gathered.
+        more: terms of all tokens to add.
     """
-    whole = Terms()
+    whole = Terms() if more is None else Terms() + more
     of_states: list[TermsOfQueries] = []
     if position is None:
         pass
     elif isinstance(position, Term | Terms):
-        whole = Terms() + position
+        whole = whole + position
     else:
         assert queries is not None
         for part in parts_of(cast(Mechanism, position)):
