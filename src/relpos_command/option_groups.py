@@ -111,6 +111,7 @@ class ProcessOptions:
         choices=STRATEGIES,
     )
     accumulate: int = option(1, "parts of a batch, computed one after another", "N", bounds=_COUNT)
+    context_parallel: int = option(1, "processes that share each sequence, for long ones", "N", bounds=_COUNT)
     compile: bool = option(False, "compile the model block by block (torch.compile)")
     checkpoint_every: int | None = option(
         None,

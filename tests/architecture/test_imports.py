@@ -10,7 +10,7 @@ from source import SOURCE, imports, imports_of, modules, part, tree
 
 BELOW_LAYERS = {"core", "position", "patterns", "engines"}
 BELOW_MODELS = BELOW_LAYERS | {"layers"}
-BELOW_TRAIN = BELOW_MODELS | {"models", "optim", "data"}
+BELOW_TRAIN = BELOW_MODELS | {"models", "optim", "data", "parallel"}
 BELOW_COMPARE = BELOW_TRAIN | {"train", "files"}
 
 MAY_IMPORT: dict[str, set[str]] = {

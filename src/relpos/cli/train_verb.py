@@ -115,7 +115,7 @@ def _training(request: TrainRequest, device: torch.device, console: Console) -> 
         recipe = replace(recipe, steps=request.steps, warmup_steps=min(recipe.warmup_steps, request.steps))
     if note := note_on_batch(recipe, task):
         say(console, note)
-    parallelism = Parallelism(request.strategy, request.accumulate, request.compile)
+    parallelism = Parallelism(request.strategy, request.accumulate, request.compile, request.context_parallel)
     parallelism.require_divides(recipe.batch_size, world_size())
     return TrainingRun(
         task, position, recipe, request.seed, device, precision=request.precision, parallelism=parallelism
@@ -143,6 +143,7 @@ def _checkpointing(request: TrainRequest, training: TrainingRun, console: Consol
     about = {
         "processes": world_size(),
         "strategy": request.strategy,
+        "context": request.context_parallel,
         "compile": request.compile,
         "threads": request.threads,
         "device": str(training.device),

@@ -71,8 +71,8 @@ def context_parallel(
     """Spread the sequences of a model over ranks, in place.
 
     A `LanguageModel` takes all tokens, the same on every rank, and returns the logits of this rank's: `shard` cuts the
-    labels alike, and a rank's loss is the mean over its own. A `VisionTransformer` returns the scores of whole images on
-    every rank. A `TransformerBlock`, a `MultiHeadAttention` and any module of these take this rank's tokens, with
+    labels alike, and a rank's loss is the mean over its own. A `VisionTransformer` returns the scores of whole images
+    on every rank. A `TransformerBlock`, a `MultiHeadAttention` and any module of these take this rank's tokens, with
     coordinates and mask of all. In each case a weight's gradient is the mean over ranks: wrap the model in
     DistributedDataParallel or FSDP over the mesh (or over it and the mesh of the data), or call `average_gradients`.
 

@@ -144,4 +144,8 @@ def _trained(run: TrainingRun, state: TrainState, accelerator: Accelerator) -> n
         model.load_state_dict(weights)
         return model
     unwrapped: nn.Module = accelerator.unwrap_model(state.model, keep_fp32_wrapper=False)
+    if run.parallelism.context > 1:
+        from relpos.parallel import context_parallel
+
+        context_parallel(unwrapped, None)
     return unwrapped

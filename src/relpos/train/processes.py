@@ -3,6 +3,7 @@
 ddp     each process holds the model; gradients are averaged (PyTorch's DistributedDataParallel)
 fsdp    each holds a shard of every weight, and gathers a block's weights to compute it (FSDP2, `fully_shard`)
 
+Where processes share sequences (`context`), c consecutive ones have the same elements and a part of the tokens each.
 Every process draws the full batch from the same seed, and process r of n takes its elements r, r + n, .... So n
 processes train on the same data as one. Each block is one shard unit; the rest, with shared positions, is another.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -42,18 +44,27 @@ class Parallelism:
     Attributes:
         strategy: "ddp" or "fsdp". accumulate: number of parts of a process's share, computed one after another.
         compile: compile each block.
+        context: number of processes that share a sequence; consecutive ones do.
     """
 
     strategy: Strategy = "ddp"
     accumulate: int = 1
     compile: bool = False
+    context: int = 1
 
     def __post_init__(self) -> None:
         require_choice(self.strategy, "strategy", STRATEGIES)
         require_int(self.accumulate, "accumulate", at_least=1)
+        require_int(self.context, "context", at_least=1)
+        if self.context > 1 and self.compile:
+            fail("no compiled blocks with sequences over several processes", "both", "Leave out --compile.")
 
     def require_divides(self, batch_size: int, world: int) -> None:
-        """Raise unless a batch can be divided into equal parts."""
+        """Raise unless processes can be divided into groups that share sequences, and a batch into equal parts."""
+        if world % self.context:
+            remedy = f"Start a multiple of {self.context} processes."
+            fail(f"processes in groups of {self.context}, which share sequences", str(world), remedy)
+        world //= self.context
         parts = world * self.accumulate
         if batch_size % parts:
             below, above = batch_size // parts * parts, -(-batch_size // parts) * parts
@@ -68,6 +79,8 @@ class Parallelism:
         """Raise if the optimizer or the precision does not work with several processes."""
         if world == 1:
             return
+        if self.context > 1 and optimizer.startswith("sophia"):
+            fail("an optimizer whose estimates need no whole sequences", optimizer, "Use adamw or lion.")
         if optimizer == "sophia-h" or (self.strategy == "fsdp" and optimizer == "sophia-g"):
             remedy = "Use adamw or lion" + (", or strategy ddp with sophia-g." if optimizer == "sophia-g" else ".")
             fail("an optimizer whose estimates several processes share", optimizer, remedy)
@@ -79,6 +92,10 @@ class Parallelism:
         if self.compile:
             for block in blocks_of(model):
                 block.compile()
+        if self.context > 1:
+            from relpos.parallel import context_parallel
+
+            context_parallel(model, self._sharing(device, accelerator.num_processes), layout=_LAYOUT)
         if self.strategy == "fsdp" and accelerator.num_processes > 1:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -100,7 +117,25 @@ class Parallelism:
     def share(self, batch: Any, accelerator: Accelerator) -> Any:
         """This process's share of a batch."""
         world, rank = accelerator.num_processes, accelerator.process_index
-        return batch if world == 1 else _every(batch, rank, world)
+        if self.context == 1:
+            return batch if world == 1 else _every(batch, rank, world)
+        own = _every(batch, rank // self.context, world // self.context)
+        inputs, classes = own
+        if classes.dim() > 1:  # of tokens, not of images
+            from relpos.parallel import shard
+
+            classes = shard(classes, self._sharing(classes.device, world), layout=_LAYOUT)
+        return inputs, classes
+
+    def _sharing(self, device: torch.device, world: int) -> DeviceMesh:
+        """This process's dimension of the mesh of batch and sequence."""
+        key = (device.type, world, self.context)
+        if key not in _MESHES:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            shape = (world // self.context, self.context)
+            _MESHES[key] = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
+        return _MESHES[key]["context"]
 
     def no_sync(self, model: nn.Module, accelerator: Accelerator, *, last: bool) -> AbstractContextManager[Any]:
         """A context for a backward pass: only the last part synchronizes gradients."""
@@ -108,6 +143,11 @@ class Parallelism:
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
         return nullcontext() if last else accelerator.no_sync(model)
+
+
+_LAYOUT: Literal["contiguous", "zigzag"] = "contiguous"
+_MESHES: dict[tuple[str, int, int], DeviceMesh] = {}
+"""By device, processes, and processes that share a sequence: a mesh has groups of its own."""
 
 
 def _every(batch: Any, first: int, step: int) -> Any:
