@@ -72,8 +72,8 @@ class Monitor:
         return validation
 
     def _figure(self) -> float:
-        run, model = self.run, self.state.model
-        if not run.procedure.measures:
-            return validated(model, run.task, run.device)
-        figures = run.procedure.figures(model, run.task, "validation", run.device, run.recipe.batch_size, at_most=None)
-        return figures.mean().item()
+        run, model, size = self.run, self.state.model, self.run.recipe.batch_size
+        with run.parallelism.whole_sequences(model, run.device):
+            if not run.procedure.measures:
+                return validated(model, run.task, run.device)
+            return run.procedure.figures(model, run.task, "validation", run.device, size, at_most=None).mean().item()

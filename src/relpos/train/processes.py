@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -126,6 +126,20 @@ class Parallelism:
 
             classes = shard(classes, self._sharing(classes.device, world), layout=_LAYOUT)
         return inputs, classes
+
+    @contextmanager
+    def whole_sequences(self, model: nn.Module, device: torch.device) -> Iterator[None]:
+        """A context in which each process computes whole sequences: every one evaluates all of a split."""
+        if self.context == 1:
+            yield
+            return
+        from relpos.parallel import context_parallel
+
+        context_parallel(model, None)
+        try:
+            yield
+        finally:
+            context_parallel(model, self._sharing(device, world_size()), layout=_LAYOUT)
 
     def _sharing(self, device: torch.device, world: int) -> DeviceMesh:
         """This process's dimension of the mesh of batch and sequence."""
