@@ -4,7 +4,8 @@
 
 Each world is torchrun over gloo on this machine. A row is a mechanism: the largest difference of a weight, over the
 largest way that one went, from those of one process after a few steps of SGD and of AdamW, without dropout, in float32
-and with products in bfloat16. SGD shows a sum that was taken for a mean; AdamW hides it.
+and with products in bfloat16. Where all mechanisms are of texts, the processes also share each text. SGD shows a sum that
+was taken for a mean; AdamW hides it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from relpos.train import ImageRecipe, TextRecipe, state, train
 from relpos.train.processes import STRATEGIES, Parallelism, is_main, world_size
 
 CASES = (("sgd", "float32"), ("sgd", "bf16-mixed"), ("adamw", "float32"))
+SPREAD = "context"
+"""All processes share each sequence; only where all positions are of texts, whose tokens divide."""
 OUT = Path(__file__).parent / "results" / "processes.json"
 
 
@@ -82,7 +85,9 @@ def _train(
 def work(asked: argparse.Namespace) -> None:
     """One process: train all, and write what came out."""
     torch.set_num_threads(1)
-    parallelism, out = Parallelism(asked.strategy), Path(asked.work)
+    spread = asked.strategy == SPREAD
+    parallelism = Parallelism(context=asked.world) if spread else Parallelism(asked.strategy)
+    out = Path(asked.work)
     ways: dict[str, float] = {}
     assert world_size() == asked.world, (world_size(), asked.world)
     for position in asked.positions.split(","):
@@ -134,8 +139,9 @@ def main() -> None:
         one = Path(folder) / "1"
         ways = _started(one, 1, "ddp", asked)
         found: dict[str, dict[str, float]] = {name: {} for name in ways}
+        texts = all(2 not in find(name).token_axes for name in asked.positions.split(","))
         for world in worlds:
-            for strategy in STRATEGIES:
+            for strategy in (*STRATEGIES, *([SPREAD] if texts else [])):
                 own = Path(folder) / f"{strategy} {world}"
                 _started(own, world, strategy, asked)
                 for name, way in ways.items():

@@ -105,7 +105,7 @@ def test_two_processes_train_what_one_does(run_processes: Run, tmp_path: Path, m
     runs = json.loads(out.read_text())["runs"]
     assert len(runs) == 3
     for name, cells in runs.items():
-        assert set(cells) == {"ddp 2", "fsdp 2"}
+        assert set(cells) == {"ddp 2", "fsdp 2", "context 2"}
         limit = 1e-5 if "sgd float32" in name else 0.2  # bfloat16 rounds, and AdamW divides by small numbers
         assert max(cells.values()) < limit, (name, cells)
 
