@@ -4,8 +4,8 @@
 
 Each world is torchrun over gloo on this machine. A row is a mechanism: the largest difference of a weight, over the
 largest way that one went, from those of one process after a few steps of SGD and of AdamW, without dropout, in float32
-with products in bfloat16. Where all mechanisms are of texts, the processes also share each text. SGD shows a sum
-that was taken for a mean; AdamW hides it.
+and with products in bfloat16. Where all mechanisms are of texts, the processes also share each text. SGD shows a
+sum that was taken for a mean; AdamW hides it.
 """
 
 from __future__ import annotations
