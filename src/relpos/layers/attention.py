@@ -220,11 +220,12 @@ class MultiHeadAttention(SelfAttention):
         """Attention where x is a share of the tokens, and the rest is of all."""
         if self.position is not None:
             settle(self.position, self.qkv.weight.device)
-        dropout = self.attn_drop if self.training else 0.0
+        if self.attn_drop and self.training:
+            remedy = "Each would draw its own: build the model with attn_drop=0.0."
+            fail("no dropout of attention weights over several ranks", f"attn_drop={self.attn_drop}", remedy)
         return context.attend(
-            *heads, position=self.position, terms=terms, coordinates=coordinates, mask=mask, scale=self.scale,
-            dropout=dropout, states=x,
-        )  # fmt: skip
+            heads, position=self.position, terms=terms, coordinates=coordinates, mask=mask, scale=self.scale, states=x
+        )
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, position: Terms | Term | None, mask: MaskLike | None = None

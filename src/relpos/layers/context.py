@@ -24,17 +24,14 @@ class SharedSequence(Protocol):
 
     def attend(
         self,
-        q: Float[Tensor, "B H n D"],
-        k: Float[Tensor, "B G n D"],
-        v: Float[Tensor, "B G n V"],
+        heads: tuple[Float[Tensor, "B H n D"], Float[Tensor, "B G n D"], Float[Tensor, "B G n V"]],
         *,
         position: Mechanism | None,
         terms: Terms | Term | None,
         coordinates: Coordinates | None,
         mask: MaskLike | None,
         scale: float | None,
-        dropout: float,
         states: Float[Tensor, "B n E"],
     ) -> Float[Tensor, "B H n V"]:
-        """Attention of this rank's tokens; position, coordinates and mask are those of all."""
+        """Attention of this rank's queries, keys and values; position, coordinates and mask are those of all tokens."""
         ...

@@ -40,25 +40,29 @@ class _Context:
 
     def attend(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
         *,
         position: Mechanism | None,
         terms: Terms | Term | None,
         coordinates: Coordinates | None,
         mask: MaskLike | None,
         scale: float | None,
-        dropout: float,
         states: Tensor,
     ) -> Tensor:
         if position is not None and coordinates is None:
-            coordinates = Sequence(q.shape[2] * Ranks.of(self.mesh).size)
+            coordinates = Sequence(heads[0].shape[2] * Ranks.of(self.mesh).size)
         return context_attention(
-            q, k, v, position=position, queries=None if position is None else coordinates, mask=mask, mesh=self.mesh,
-            method=self.method, layout=self.layout, scale=scale, dropout=dropout, terms=terms,
+            *heads,
+            position=position,
+            queries=None if position is None else coordinates,
+            mask=mask,
+            mesh=self.mesh,
+            method=self.method,
+            layout=self.layout,
+            scale=scale,
+            terms=terms,
             states=states if needs_states(position) else None,
-        )  # fmt: skip
+        )
 
 
 def context_parallel(
