@@ -21,7 +21,7 @@ from relpos.parallel.sharding import shard, unshard
 from relpos.position import Mechanism
 from relpos.position.base.states import needs_states
 
-Model = TypeVar("Model", bound=nn.Module)
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +66,12 @@ class _Context:
 
 
 def context_parallel(
-    model: Model,
+    model: M,
     mesh: DeviceMesh | dist.ProcessGroup | None,
     *,
     method: ShardMethod = "auto",
     layout: ShardLayout = "contiguous",
-) -> Model:
+) -> M:
     """Spread the sequences of a model over ranks, in place.
 
     A `LanguageModel` takes all tokens, the same on every rank, and returns the logits of this rank's: `shard` cuts the
