@@ -34,7 +34,7 @@ def test_outputs_and_gradients_are_those_of_one_process(found: Found) -> None:
                 assert f"for method '{method}'" in difference, case
             else:
                 assert difference < TOLERANCE, (rank, case)
-    assert 0 < refused < 0.25 * sum(len(of_rank["compared"]) for of_rank in found)
+    assert 0 < refused < 0.35 * sum(len(of_rank["compared"]) for of_rank in found)
 
 
 def test_models_train_as_in_one_process(found: Found) -> None:
