@@ -11,10 +11,11 @@ from relpos.data.digits import Digits
 from relpos.data.documents import Documents
 from relpos.data.finding import KINDS_OF_DATA, find_data, notes
 from relpos.data.images import ImageFolder
+from relpos.data.samples import SampledImages, from_hf, from_wds
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder, Text)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder, SampledImages, Text)}
 
 
 def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | None = None) -> Task:
@@ -43,6 +44,7 @@ __all__ = [
     "ImageProbe",
     "ImageTask",
     "Probe",
+    "SampledImages",
     "Split",
     "Task",
     "Text",
@@ -50,5 +52,7 @@ __all__ = [
     "Watch",
     "find_data",
     "find_task",
+    "from_hf",
+    "from_wds",
     "notes",
 ]

@@ -169,7 +169,9 @@ class ImageTask(Task):
     Attributes:
         classes: names of the labels. channels: channels of an image.
         image_size, patch_size: (rows, columns) in training.
-        skipped: broken files that were left out, each `{"path", "reason"}`. ignored: files that are no images.
+        skipped: broken files that were left out, each `{"path", "reason"}`. left_out: their number, if
+            not all are named. ignored: files that are no images.
+        leakage: a line for each split with samples that are also in an earlier one.
     """
 
     kind: ClassVar[TaskKind] = "images"
@@ -182,6 +184,8 @@ class ImageTask(Task):
     patch_size: tuple[int, int]
     skipped: tuple[dict[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    left_out: int = 0
+    leakage: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:

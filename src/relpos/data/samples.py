@@ -1,0 +1,256 @@
+"""Images of Hugging Face's datasets and of WebDataset's shards as a task: `from_hf`, `from_wds`.
+
+Pictures and probes are those of a folder of images (`relpos.data.pictures`). Samples keep the order of their source:
+the same samples in the same order give the same figures, whatever they come from. Splits that the source lacks are
+taken from the training samples by `relpos.data.sources.splitting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from relpos.core.checks import fail, require_choice, require_flag, require_int, shape_of
+from relpos.data.folder import SHARES
+from relpos.data.pictures import IMAGE_SIZE, PATCH, Pictures
+from relpos.data.sources.cache import SIZE, DiskCache, bytes_of
+from relpos.data.sources.source import Source
+from relpos.data.sources.splitting import SPLIT_ORDER, Leakage
+from relpos.data.task import Task, Watch
+
+BUFFER = 2048
+"""Pictures of a stream that are shuffled together, by default."""
+SURVEY = 20_000
+"""Training samples of a stream that are read before training, by default."""
+_CLASSES_NAMED = 5
+
+
+class SampledImages(Pictures):
+    """Images of a source, all in memory.
+
+    Args:
+        source: the samples.
+        image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`.
+        bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
+        watch: receives how many samples are read, of how many.
+
+    Raises:
+        ValueError: sizes that do not fit; samples that lack, cannot be used, or do not fit into memory.
+    """
+
+    name: ClassVar[str] = "samples"
+    summary: ClassVar[str] = "Images of a dataset of Hugging Face or of WebDataset's shards."
+    streamed: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        source: Source,
+        image_size: tuple[int, int] = IMAGE_SIZE,
+        patch: tuple[int, int] = PATCH,
+        rotate: bool = False,
+        *,
+        max_pixels: int,
+        bad_data: str = "skip",
+        survey: int | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        from relpos.data.survey import Reading, Survey, stacked  # needs Pillow
+
+        super().__init__(image_size, patch, rotate)
+        require_choice(bad_data, "bad_data", ("skip", "fail"))
+        self._reading = Reading(self.picture_size, max_pixels, bad_data)
+        found = Survey.of(source, self._reading, survey, watch)
+        self.classes, self.channels = found.classes(source), 1 if found.grey else 3
+        self.skipped, self.left_out = tuple(found.bad), found.left_out
+        self.leakage = tuple(found.leakage.lines("images"))
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        for split in SPLIT_ORDER:
+            self._labels[split] = torch.tensor([numbers[label] for label in found.labels[split]])
+            if found.pictures[split]:
+                self._pixels[split] = stacked(found.pictures[split], self.channels)
+        if not self.streamed:
+            found.moments.add(self._pixels["train"])
+        self._level = found.moments.level(self.channels)
+        self._survey = found
+        self.title = source.title
+        self.description = f"{self._counted(found)} {self._how_shown()}" + "".join(f" {one}" for one in self.leakage)
+        self.options = {
+            **({} if source.shown is None else {"source": source.shown}),
+            **source.columns,
+            "image_size": list(image_size),
+            "patch": list(patch),
+            "rotate": rotate,
+            "max_pixels": max_pixels,
+            "bad_data": bad_data,
+            "contents": f"{sum(self.sizes.values())} images, sha256 {found.digest[:12]}",
+        }
+        found.pictures.clear()  # held as tensors, and not sent twice to other processes
+        found.leakage = Leakage()
+
+    def _counted(self, found: Any) -> str:
+        sizes, rule = self.sizes, ""
+        if found.taken:
+            shares = " and ".join(f"{SHARES[split]:.0%} for {split}" for split in found.taken)
+            rule = f" (about {shares}, by a hash of each image's bytes)"
+        return (
+            f"{sum(sizes.values())} images of {len(self.classes)} classes in {self.title}: {sizes['train']} for "
+            f"training, {sizes['validation']} for validation, {sizes['test']} for test{rule}."
+        )
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
+        """The task of `options`; if they include `contents`, the samples must be unchanged."""
+        if "source" not in options:
+            fail("options with source", str(options), "A dataset that Python handed over has to be handed over again.")
+        made = {name: value for name, value in options.items() if name not in ("contents", "source")}
+        made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
+        task = from_named(options["source"], watch=watch, **made)
+        if not isinstance(task, SampledImages):
+            fail("the options of images", str(options), "Name a column of images.")
+        if options.get("contents", task.options["contents"]) != task.options["contents"]:
+            came = f"{task.options['contents']} in {options['source']}"
+            fail(f"{options['contents']}", came, "The data have changed; restore them, or start again.")
+        return task  # type: ignore[return-value]  # a subclass, if it is streamed
+
+
+def from_named(named: str, *, watch: Watch | None = None, **options: Any) -> Task:
+    """The task of `hf:NAME`, `hf:FOLDER` or `wds:SHARDS`, as `--data` takes them, with the options of each.
+
+    Raises:
+        ValueError: see `from_hf` and `from_wds`; or an option that the other has.
+    """
+    kind, _, rest = named.partition(":")
+    if not rest:
+        fail("hf:NAME, hf:FOLDER or wds:SHARDS as data", repr(named), "Write what stands behind the colon.")
+    odd = sorted(options.keys() & ({"cache", "cache_size"} if kind == "hf" else {"text_column"}))
+    if odd:
+        fail(f"{odd[0]} with data of {'wds' if kind == 'hf' else 'hf'}:", named, f"Leave {odd[0]} out.")
+    return (from_hf if kind == "hf" else from_wds)(rest, watch=watch, **options)
+
+
+def from_hf(
+    data: Any,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_column: str | None = None,
+    streaming: bool = False,
+    image_size: int | Sequence[int] = IMAGE_SIZE,
+    patch: int | Sequence[int] = PATCH,
+    rotate: bool = False,
+    max_pixels: int | None = None,
+    bad_data: str = "skip",
+    buffer: int | None = None,
+    survey: int | None = None,
+    watch: Watch | None = None,
+) -> Task:
+    """The task of a dataset of Hugging Face, for `relpos.compare`.
+
+        relpos.compare(build, relpos.data.from_hf("photos-on-disk/"))
+
+    Args:
+        data: `NAME[@CONFIG][:SPLIT]` on the hub, `FOLDER[:SPLIT]` written by `save_to_disk`, or a `Dataset`,
+            `IterableDataset` or dict of them. Splits named train, validation (val, valid) and test are used; one alone
+            is split. No code of a dataset is run.
+        image_column, label_column: names of columns; found if there is one candidate.
+        streaming: read samples while training, in a shuffled order, instead of keeping all in memory.
+        image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`; sizes are one number or (rows, columns).
+        bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
+        buffer: of a stream, how many pictures are shuffled together. survey: how many training samples are read before.
+        watch: receives how many samples are read, of how many.
+
+    Raises:
+        ValueError: one line: no such dataset, access, split or column; samples that cannot be used.
+    """
+    from relpos.data.decode import MAX_PIXELS, bytes_at_most
+    from relpos.data.sources.hugging_face import HuggingFace
+
+    max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+    require_int(max_pixels, "max_pixels", at_least=1)
+    require_flag(streaming, "streaming")
+    source = HuggingFace(data, image_column, label_column, streaming=streaming, image_at_most=bytes_at_most(max_pixels))
+    return _task(source, streaming, image_size, patch, rotate, max_pixels, bad_data, buffer, survey, watch)
+
+
+def from_wds(
+    shards: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    streaming: bool = False,
+    cache: str | Path | None = None,
+    cache_size: str | int | None = None,
+    image_size: int | Sequence[int] = IMAGE_SIZE,
+    patch: int | Sequence[int] = PATCH,
+    rotate: bool = False,
+    max_pixels: int | None = None,
+    bad_data: str = "skip",
+    buffer: int | None = None,
+    survey: int | None = None,
+    watch: Watch | None = None,
+) -> Task:
+    """The task of WebDataset's shards, for `relpos.compare`.
+
+        relpos.compare(build, relpos.data.from_wds("data/{train,val,test}-{0000..0099}.tar", streaming=True))
+
+    Args:
+        shards: a pattern with braces, of paths or of addresses by http. `pipe:` is refused. If all names have train,
+            val or test in them, they are the splits.
+        image_column: the field of images, or several joined by ";". label_column: the field of the class's name or
+            number, or `json.KEY`. Found if there is one candidate. Fields that are pickles are refused.
+        cache: a folder that keeps shards of a server, shared by all processes. cache_size: its limit, such as "20GB".
+        streaming, image_size, patch, rotate, max_pixels, bad_data, buffer, survey, watch: see `from_hf`.
+
+    Raises:
+        ValueError: one line: no such shards or fields, a server that fails, samples that cannot be used.
+    """
+    from relpos.data.decode import MAX_PIXELS, bytes_at_most
+    from relpos.data.sources.shards import Shards
+
+    max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+    require_int(max_pixels, "max_pixels", at_least=1)
+    require_flag(streaming, "streaming")
+    if not isinstance(shards, str | Path):
+        fail("shards as text, such as data-{0000..0099}.tar", shape_of(shards), "Pass a path or a pattern.")
+    if cache is None and cache_size is not None:
+        fail("cache_size with cache", "no cache", "Name its folder, or leave cache_size out.")
+    kept = None if cache is None else DiskCache(cache, bytes_of(SIZE if cache_size is None else cache_size))
+    source = Shards(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(max_pixels))
+    return _task(source, streaming, image_size, patch, rotate, max_pixels, bad_data, buffer, survey, watch)
+
+
+def _task(
+    source: Source,
+    streaming: bool,
+    image_size: int | Sequence[int],
+    patch: int | Sequence[int],
+    rotate: bool,
+    max_pixels: int,
+    bad_data: str,
+    buffer: int | None,
+    survey: int | None,
+    watch: Watch | None,
+) -> Task:
+    sizes, patches = _pair(image_size), _pair(patch)
+    if streaming:
+        from relpos.data.streams import StreamedImages
+
+        buffer, survey = BUFFER if buffer is None else buffer, SURVEY if survey is None else survey
+        require_int(buffer, "buffer", at_least=1)
+        require_int(survey, "survey", at_least=1)
+        return StreamedImages(
+            source, sizes, patches, rotate, max_pixels=max_pixels, bad_data=bad_data, buffer=buffer, survey=survey,
+            watch=watch,
+        )  # fmt: skip
+    for name, value in (("buffer", buffer), ("survey", survey)):
+        if value is not None:
+            fail(f"{name} with streaming", f"{name}={value} alone", "Pass streaming, too, or leave it out.")
+    return SampledImages(source, sizes, patches, rotate, max_pixels=max_pixels, bad_data=bad_data, watch=watch)
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return rows, columns
