@@ -9,7 +9,7 @@ from relpos.data.canvas import CanvasTask
 from relpos.data.datasets import Datasets, ImageDatasets
 from relpos.data.digits import Digits
 from relpos.data.documents import Documents
-from relpos.data.finding import KINDS_OF_DATA, find_data, notes
+from relpos.data.finding import KINDS_OF_DATA, SOURCES, find_data, notes
 from relpos.data.images import ImageFolder
 from relpos.data.samples import SampledImages, from_hf, from_wds
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
@@ -34,6 +34,7 @@ def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | N
 
 __all__ = [
     "KINDS_OF_DATA",
+    "SOURCES",
     "TASKS",
     "CanvasTask",
     "Datasets",

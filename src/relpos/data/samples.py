@@ -8,18 +8,24 @@ taken from the training samples by `relpos.data.sources.splitting`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int, shape_of
+from relpos.data.documents import SOURCES, Documents
 from relpos.data.folder import SHARES
 from relpos.data.pictures import IMAGE_SIZE, PATCH, Pictures
 from relpos.data.sources.cache import SIZE, DiskCache, bytes_of
 from relpos.data.sources.source import Source
 from relpos.data.sources.splitting import SPLIT_ORDER, Leakage
 from relpos.data.task import Task, Watch
+from relpos.data.text import Text
+
+if TYPE_CHECKING:
+    from relpos.data.sources.texts import FoundDocuments
 
 BUFFER = 2048
 """Pictures of a stream that are shuffled together, by default."""
@@ -28,14 +34,49 @@ SURVEY = 20_000
 _CLASSES_NAMED = 5
 
 
+@dataclass(frozen=True)
+class How:
+    """How the images of a source become pictures.
+
+    Attributes:
+        image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`.
+        bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
+        watch: receives how many samples are read, of how many.
+    """
+
+    image_size: tuple[int, int]
+    patch: tuple[int, int]
+    rotate: bool
+    max_pixels: int
+    bad_data: str
+    watch: Watch | None
+
+    @classmethod
+    def of(
+        cls,
+        image_size: int | Sequence[int] | None,
+        patch: int | Sequence[int] | None,
+        rotate: bool,
+        max_pixels: int | None,
+        bad_data: str,
+        watch: Watch | None,
+    ) -> How:
+        """The same, with defaults for None."""
+        from relpos.data.decode import MAX_PIXELS
+
+        max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+        require_int(max_pixels, "max_pixels", at_least=1)
+        require_choice(bad_data, "bad_data", ("skip", "fail"))
+        sizes = IMAGE_SIZE if image_size is None else _pair(image_size)
+        return cls(sizes, PATCH if patch is None else _pair(patch), rotate, max_pixels, bad_data, watch)
+
+
 class SampledImages(Pictures):
     """Images of a source, all in memory.
 
     Args:
-        source: the samples.
-        image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`.
-        bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
-        watch: receives how many samples are read, of how many.
+        source: the samples. how: how they become pictures.
+        survey: of a stream, how many training samples are read before training.
 
     Raises:
         ValueError: sizes that do not fit; samples that lack, cannot be used, or do not fit into memory.
@@ -45,24 +86,12 @@ class SampledImages(Pictures):
     summary: ClassVar[str] = "Images of a dataset of Hugging Face or of WebDataset's shards."
     streamed: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        source: Source,
-        image_size: tuple[int, int] = IMAGE_SIZE,
-        patch: tuple[int, int] = PATCH,
-        rotate: bool = False,
-        *,
-        max_pixels: int,
-        bad_data: str = "skip",
-        survey: int | None = None,
-        watch: Watch | None = None,
-    ) -> None:
+    def __init__(self, source: Source, how: How, survey: int | None = None) -> None:
         from relpos.data.survey import Reading, Survey, stacked  # needs Pillow
 
-        super().__init__(image_size, patch, rotate)
-        require_choice(bad_data, "bad_data", ("skip", "fail"))
-        self._reading = Reading(self.picture_size, max_pixels, bad_data)
-        found = Survey.of(source, self._reading, survey, watch)
+        super().__init__(how.image_size, how.patch, how.rotate)
+        self._reading = Reading(self.picture_size, how.max_pixels, how.bad_data)
+        found = Survey.of(source, self._reading, survey, how.watch)
         self.classes, self.channels = found.classes(source), 1 if found.grey else 3
         self.skipped, self.left_out = tuple(found.bad), found.left_out
         self.leakage = tuple(found.leakage.lines("images"))
@@ -78,13 +107,13 @@ class SampledImages(Pictures):
         self.title = source.title
         self.description = f"{self._counted(found)} {self._how_shown()}" + "".join(f" {one}" for one in self.leakage)
         self.options = {
-            **({} if source.shown is None else {"source": source.shown}),
+            **({"handed_over": True} if source.shown is None else {"source": source.shown}),
             **source.columns,
-            "image_size": list(image_size),
-            "patch": list(patch),
-            "rotate": rotate,
-            "max_pixels": max_pixels,
-            "bad_data": bad_data,
+            "image_size": list(how.image_size),
+            "patch": list(how.patch),
+            "rotate": how.rotate,
+            "max_pixels": how.max_pixels,
+            "bad_data": how.bad_data,
             "contents": f"{sum(self.sizes.values())} images, sha256 {found.digest[:12]}",
         }
         found.pictures.clear()  # held as tensors, and not sent twice to other processes
@@ -105,7 +134,7 @@ class SampledImages(Pictures):
         """The task of `options`; if they include `contents`, the samples must be unchanged."""
         if "source" not in options:
             fail("options with source", str(options), "A dataset that Python handed over has to be handed over again.")
-        made = {name: value for name, value in options.items() if name not in ("contents", "source")}
+        made = {name: value for name, value in options.items() if name not in ("contents", "source", "handed_over")}
         made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
         task = from_named(options["source"], watch=watch, **made)
         if not isinstance(task, SampledImages):
@@ -125,7 +154,8 @@ def from_named(named: str, *, watch: Watch | None = None, **options: Any) -> Tas
     kind, _, rest = named.partition(":")
     if not rest:
         fail("hf:NAME, hf:FOLDER or wds:SHARDS as data", repr(named), "Write what stands behind the colon.")
-    odd = sorted(options.keys() & ({"cache", "cache_size"} if kind == "hf" else {"text_column"}))
+    other = {"cache", "cache_size"} if kind == "hf" else {"text_column", "tokenizer", "documents"}
+    odd = sorted(options.keys() & other)
     if odd:
         fail(f"{odd[0]} with data of {'wds' if kind == 'hf' else 'hf'}:", named, f"Leave {odd[0]} out.")
     return (from_hf if kind == "hf" else from_wds)(rest, watch=watch, **options)
@@ -137,9 +167,11 @@ def from_hf(
     image_column: str | None = None,
     label_column: str | None = None,
     text_column: str | None = None,
+    tokenizer: object = None,
+    documents: str | None = None,
     streaming: bool = False,
-    image_size: int | Sequence[int] = IMAGE_SIZE,
-    patch: int | Sequence[int] = PATCH,
+    image_size: int | Sequence[int] | None = None,
+    patch: int | Sequence[int] | None = None,
     rotate: bool = False,
     max_pixels: int | None = None,
     bad_data: str = "skip",
@@ -155,8 +187,11 @@ def from_hf(
         data: `NAME[@CONFIG][:SPLIT]` on the hub, `FOLDER[:SPLIT]` written by `save_to_disk`, or a `Dataset`,
             `IterableDataset` or dict of them. Splits named train, validation (val, valid) and test are used; one alone
             is split. No code of a dataset is run.
-        image_column, label_column: names of columns; found if there is one candidate.
-        streaming: read samples while training, in a shuffled order, instead of keeping all in memory.
+        image_column, label_column: names of columns of images and their classes; found if there is one candidate.
+        text_column: the column of documents, for a task on text instead; found if no column has images. tokenizer,
+            documents: see `relpos.data.Text`.
+        streaming: read samples while training, in a shuffled order, instead of keeping all in memory. Of documents the
+            first 256 MiB are read.
         image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`; sizes are one number or (rows, columns).
         bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
         buffer: of a stream, how many pictures are shuffled together. survey: how many training samples are read before.
@@ -165,14 +200,33 @@ def from_hf(
     Raises:
         ValueError: one line: no such dataset, access, split or column; samples that cannot be used.
     """
-    from relpos.data.decode import MAX_PIXELS, bytes_at_most
-    from relpos.data.sources.hugging_face import HuggingFace
+    from relpos.data.decode import bytes_at_most
+    from relpos.data.sources.hugging_face import HuggingFace, is_text, opened
 
-    max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
-    require_int(max_pixels, "max_pixels", at_least=1)
     require_flag(streaming, "streaming")
-    source = HuggingFace(data, image_column, label_column, streaming=streaming, image_at_most=bytes_at_most(max_pixels))
-    return _task(source, streaming, image_size, patch, rotate, max_pixels, bad_data, buffer, survey, watch)
+    require_choice(bad_data, "bad_data", ("skip", "fail"))
+    of_images = {
+        "image_column": image_column, "label_column": label_column, "image_size": image_size, "patch": patch,
+        "rotate": rotate or None, "max_pixels": max_pixels, "buffer": buffer, "survey": survey,
+    }  # fmt: skip
+    of_text = {"text_column": text_column, "tokenizer": tokenizer, "documents": documents}
+    named = [name for name, value in of_images.items() if value is not None]
+    splits = opened(data, streaming)
+    if image_column is None and (text_column is not None or is_text(splits)):
+        if named:
+            fail("images with " + " and ".join(named), "documents", "Leave them out, or name a column of images.")
+        from relpos.data.sources.texts import documents_of
+
+        found = documents_of(data, text_column, splits, streaming=streaming, bad_data=bad_data)
+        return _text(found, tokenizer, documents)
+    odd = [name for name, value in of_text.items() if value is not None]
+    if odd:
+        fail("documents with " + " and ".join(odd), "images", "Leave them out, or name a column of text alone.")
+    how = How.of(image_size, patch, rotate, max_pixels, bad_data, watch)
+    source = HuggingFace(
+        data, image_column, label_column, splits, streaming=streaming, image_at_most=bytes_at_most(how.max_pixels)
+    )
+    return _task(source, how, streaming, buffer, survey)
 
 
 def from_wds(
@@ -183,8 +237,8 @@ def from_wds(
     streaming: bool = False,
     cache: str | Path | None = None,
     cache_size: str | int | None = None,
-    image_size: int | Sequence[int] = IMAGE_SIZE,
-    patch: int | Sequence[int] = PATCH,
+    image_size: int | Sequence[int] | None = None,
+    patch: int | Sequence[int] | None = None,
     rotate: bool = False,
     max_pixels: int | None = None,
     bad_data: str = "skip",
@@ -207,48 +261,49 @@ def from_wds(
     Raises:
         ValueError: one line: no such shards or fields, a server that fails, samples that cannot be used.
     """
-    from relpos.data.decode import MAX_PIXELS, bytes_at_most
+    from relpos.data.decode import bytes_at_most
     from relpos.data.sources.shards import Shards
 
-    max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
-    require_int(max_pixels, "max_pixels", at_least=1)
     require_flag(streaming, "streaming")
     if not isinstance(shards, str | Path):
         fail("shards as text, such as data-{0000..0099}.tar", shape_of(shards), "Pass a path or a pattern.")
     if cache is None and cache_size is not None:
         fail("cache_size with cache", "no cache", "Name its folder, or leave cache_size out.")
     kept = None if cache is None else DiskCache(cache, bytes_of(SIZE if cache_size is None else cache_size))
-    source = Shards(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(max_pixels))
-    return _task(source, streaming, image_size, patch, rotate, max_pixels, bad_data, buffer, survey, watch)
+    how = How.of(image_size, patch, rotate, max_pixels, bad_data, watch)
+    source = Shards(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(how.max_pixels))
+    return _task(source, how, streaming, buffer, survey)
 
 
-def _task(
-    source: Source,
-    streaming: bool,
-    image_size: int | Sequence[int],
-    patch: int | Sequence[int],
-    rotate: bool,
-    max_pixels: int,
-    bad_data: str,
-    buffer: int | None,
-    survey: int | None,
-    watch: Watch | None,
-) -> Task:
-    sizes, patches = _pair(image_size), _pair(patch)
+def _task(source: Source, how: How, streaming: bool, buffer: int | None, survey: int | None) -> Task:
     if streaming:
         from relpos.data.streams import StreamedImages
 
         buffer, survey = BUFFER if buffer is None else buffer, SURVEY if survey is None else survey
         require_int(buffer, "buffer", at_least=1)
         require_int(survey, "survey", at_least=1)
-        return StreamedImages(
-            source, sizes, patches, rotate, max_pixels=max_pixels, bad_data=bad_data, buffer=buffer, survey=survey,
-            watch=watch,
-        )  # fmt: skip
+        return StreamedImages(source, how, buffer, survey)
     for name, value in (("buffer", buffer), ("survey", survey)):
         if value is not None:
             fail(f"{name} with streaming", f"{name}={value} alone", "Pass streaming, too, or leave it out.")
-    return SampledImages(source, sizes, patches, rotate, max_pixels=max_pixels, bad_data=bad_data, watch=watch)
+    return SampledImages(source, how)
+
+
+def _text(found: FoundDocuments, tokenizer: object, documents: str | None) -> Task:
+    how: dict[str, Any] = {"tokenizer": tokenizer, "documents": documents}
+    task = Text(found.documents, **{name: value for name, value in how.items() if value is not None})
+    task.leakage = found.leakage
+    task.description += "".join(f" {line}" for line in found.leakage)
+    return task
+
+
+def _again(options: dict[str, Any]) -> Documents:
+    from relpos.data.sources.texts import again
+
+    return again(options)
+
+
+SOURCES["hf:"] = _again
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

@@ -28,19 +28,18 @@ from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.data.decode import Pixels
-from relpos.data.pictures import IMAGE_SIZE, PATCH
-from relpos.data.samples import SampledImages
+from relpos.data.samples import How, SampledImages
 from relpos.data.sources.source import Sample, Source, Unreadable, digest_of
 from relpos.data.sources.splitting import split_of
 from relpos.data.survey import Survey, stacked, together
-from relpos.data.task import Split, Watch
+from relpos.data.task import Split
 
 
 class StreamedImages(SampledImages):
     """Images of a source, read while training.
 
     Args:
-        source, image_size, patch, rotate, max_pixels, bad_data, watch: see `SampledImages`.
+        source, how: see `SampledImages`.
         buffer: pictures that are shuffled together. survey: training samples that are read before training.
 
     Raises:
@@ -49,23 +48,9 @@ class StreamedImages(SampledImages):
 
     streamed: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        source: Source,
-        image_size: tuple[int, int] = IMAGE_SIZE,
-        patch: tuple[int, int] = PATCH,
-        rotate: bool = False,
-        *,
-        max_pixels: int,
-        bad_data: str = "skip",
-        buffer: int,
-        survey: int,
-        watch: Watch | None = None,
-    ) -> None:
+    def __init__(self, source: Source, how: How, buffer: int, survey: int) -> None:
         self._source, self.buffer = source, buffer
-        super().__init__(
-            source, image_size, patch, rotate, max_pixels=max_pixels, bad_data=bad_data, survey=survey, watch=watch
-        )
+        super().__init__(source, how, survey)
         digest = hashlib.sha256(source.identity.encode() + self._survey.digest.encode()).hexdigest()[:12]
         read = sum(self.sizes.values())
         contents = f"{'' if self._survey.complete else 'a stream, of which '}{read} images, sha256 {digest}"

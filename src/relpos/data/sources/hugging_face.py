@@ -41,7 +41,7 @@ def opened(data: Any, streaming: bool) -> dict[Split, Any]:
     import datasets
 
     named = str(data)
-    folder, split = _folder(named)
+    folder, split = folder_of(named)
     try:
         if folder is not None:
             found = datasets.load_from_disk(str(folder))
@@ -62,7 +62,7 @@ def opened(data: Any, streaming: bool) -> dict[Split, Any]:
     return _by_split(found, f"hf:{named}")
 
 
-def _folder(named: str) -> tuple[Path | None, str | None]:
+def folder_of(named: str) -> tuple[Path | None, str | None]:
     """The folder and the split that were named; no folder if there is none."""
     whole = Path(named).expanduser()
     if whole.is_dir():
@@ -114,7 +114,7 @@ def _explain(named: str, error: Exception) -> NoReturn:
         remedy = "Name a configuration: hf:NAME@CONFIG."
     elif "OfflineModeIsEnabled" in kind or isinstance(error, ConnectionError):
         remedy = "Check the network; or save it with save_to_disk on another machine, and name the folder."
-    elif _folder(named)[0] is not None:
+    elif folder_of(named)[0] is not None:
         remedy = "Name a folder that save_to_disk has written; for images in folders leave out hf:."
     fail("a dataset that can be read", f"hf:{visible(named)} ({visible(said)})", remedy)
 
@@ -142,6 +142,12 @@ def _kind(feature: Any) -> str:
     if dtype in ("binary", "large_binary"):
         return "bytes"
     return "label" if re.fullmatch(r"u?int\d+|bool", dtype) else dtype
+
+
+def is_text(splits: Mapping[Split, Any]) -> bool:
+    """Whether a dataset has a column of text and none of images."""
+    kinds = set(column_kinds(splits["train"]).values())
+    return "text" in kinds and not kinds & {"image", "bytes"}
 
 
 def listed(kinds: Mapping[str, str]) -> str:
@@ -181,6 +187,7 @@ class HuggingFace(Source):
 
     Args:
         data: see `opened`. image_column, label_column: names; found if there is one candidate.
+        splits: the datasets of each split, if they are opened.
         streaming: whether a dataset of the hub is read while it is used.
         image_at_most: the most bytes of an image.
 
@@ -193,19 +200,20 @@ class HuggingFace(Source):
         data: Any,
         image_column: str | None = None,
         label_column: str | None = None,
+        splits: dict[Split, Any] | None = None,
         *,
         streaming: bool = False,
         image_at_most: int,
     ) -> None:
         self._data, self._streaming, self._image_at_most = data, streaming, image_at_most
         is_named = isinstance(data, str | Path)
-        folder, split = _folder(str(data)) if is_named else (None, None)
+        folder, split = folder_of(str(data)) if is_named else (None, None)
         self._embedded = folder is not None
         if folder is not None:  # for processes elsewhere
             self._data = data = str(folder.resolve()) + (f":{split}" if split else "")
         self.title = Path(str(data).rstrip("/")).name if is_named else type(data).__name__
         self.shown = f"hf:{data}" if is_named else None
-        self._open: dict[Split, Any] | None = None
+        self._open = splits
         first = self._splits["train"]
         kinds = column_kinds(first)
         self._image = find_column(kinds, image_column, "image", [["image"]], ["image", "bytes"])

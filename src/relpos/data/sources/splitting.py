@@ -1,6 +1,6 @@
 """Splits of data that have none, and identical samples in two splits.
 
-A sample's split depends only on its own bytes: the first eight of their SHA-256 are a fraction from 0 to 1.
+A sample's split depends only on its own bytes: the first eight of their SHA-256 are a fraction from 0 to 1. For images:
 
     0        0.2        0.3                                  1
     |  test   | validation |            train                |
@@ -12,7 +12,8 @@ taken from the training samples.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from relpos.data.folder import SHARES
 from relpos.data.task import Split
@@ -20,15 +21,17 @@ from relpos.data.task import Split
 SPLIT_ORDER: tuple[Split, ...] = ("train", "validation", "test")
 
 
-def split_of(digest: bytes, missing: Collection[Split]) -> Split:
+def split_of(digest: bytes, missing: Collection[Split], shares: Mapping[Any, float] = SHARES) -> Split:
     """The split of a training sample.
 
     Args:
-        digest: of the sample's bytes, by `digest_of`. missing: the splits that the data lack.
+        digest: of the sample's bytes, by `digest_of`. missing: the splits that the data lack. shares: of test and
+            validation, by default those of images.
     """
     fraction = int.from_bytes(digest[:8], "big") / 2**64
     begin = 0.0
-    for split, share in SHARES.items():
+    order: list[tuple[Split, float]] = list(shares.items())
+    for split, share in order:
         if split in missing:
             if begin <= fraction < begin + share:
                 return split
