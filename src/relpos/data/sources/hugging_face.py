@@ -6,8 +6,10 @@ with its limits.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,11 +50,14 @@ def opened(data: Any, streaming: bool) -> dict[Split, Any]:
             if split is not None:
                 found = _one(found, split, named)
         else:
+            if named.startswith((".", "/", "~")):
+                fail("a folder that save_to_disk has written", f"{named}, which does not exist", "Check the path.")
             if not _NAME.fullmatch(named):
                 fail("hf:NAME, hf:NAME@CONFIG or hf:FOLDER, with :SPLIT or without", f"hf:{named}", "Name one of them.")
             name, _, split = named.partition(":")
             name, _, config = name.partition("@")
-            found = datasets.load_dataset(name, config or None, split=split or None, streaming=streaming)
+            with _silent():
+                found = datasets.load_dataset(name, config or None, split=split or None, streaming=streaming)
     except ValueError as error:
         if getattr(error, "fault", None) is not None:  # of relpos
             raise
@@ -60,6 +65,20 @@ def opened(data: Any, streaming: bool) -> dict[Split, Any]:
     except Exception as error:  # the library raises errors of many kinds, its own, those of the hub, of Arrow
         _explain(named, error)
     return _by_split(found, f"hf:{named}")
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the libraries' lines on every attempt to reach the hub; the last error says the same."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)
 
 
 def folder_of(named: str) -> tuple[Path | None, str | None]:
