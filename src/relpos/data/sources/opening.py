@@ -50,7 +50,7 @@ def open_shard(shard: str, cache: DiskCache | None = None) -> BinaryFile:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """An opener of http and https alone; Python's own also opens files and ftp, to which a server may redirect."""
+    """An opener of http and https alone; Python's own also opens ftp, to which a server may redirect."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -85,7 +85,7 @@ class _Sent(io.RawIOBase):
                 if not data and size and self._at < self._size:
                     raise http.client.IncompleteRead(b"")
             except (OSError, http.client.HTTPException) as error:
-                self._answer = None
+                self._hang_up(error)
                 self._failed += 1
                 refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
                 if refused or self._failed >= ATTEMPTS:
@@ -100,8 +100,6 @@ class _Sent(io.RawIOBase):
     def _connect(self) -> None:
         request = urllib.request.Request(self._url, headers={"Range": f"bytes={self._at}-"} if self._at else {})
         answer = _opener().open(request, timeout=TIMEOUT)
-        if answer is None:  # redirected to a scheme that is not opened
-            self._fail("it redirects to neither http nor https")
         self._answer = answer
         if answer.status != http.client.PARTIAL_CONTENT:
             self._size = int(answer.headers.get("Content-Length") or -1)
@@ -112,9 +110,15 @@ class _Sent(io.RawIOBase):
                     raise http.client.IncompleteRead(b"")
                 left -= len(skipped)
 
-    def _fail(self, error: Exception | str) -> NoReturn:
+    def _fail(self, error: Exception) -> NoReturn:
         why = str(error) or type(error).__name__
         fail("a shard that its server sends", f"{visible(self._url)} ({why})", "Check the address and the network.")
+
+    def _hang_up(self, error: Exception) -> None:
+        for one in (self._answer, error):
+            if isinstance(one, http.client.HTTPResponse | urllib.error.HTTPError):
+                one.close()
+        self._answer = None
 
     def close(self) -> None:
         if self._answer is not None:

@@ -52,10 +52,10 @@ def expand(pattern: str) -> list[str]:
     came = f"{pattern!r:.200}"
     if "\0" in pattern:
         fail("the names of shards", came, "Remove the zero byte.")
+    # What braceexpand makes of ranges and of braces within braces is a list: count before.
     ranges = re.findall(r"\{(-?\d{1,18})\.\.(-?\d{1,18})", pattern)
-    count = math.prod(abs(int(last) - int(first)) + 1 for first, last in ranges)  # braceexpand makes each range a list
-    nested = re.search(r"\{[^}]*\{", pattern) is not None  # and what is inside braces, too
-    count *= 2 ** pattern.count(",") if nested else 1
+    lists = [2 ** pattern.count(",")] if re.search(r"\{[^}]*\{", pattern) else _commas(pattern)
+    count = math.prod([*(abs(int(last) - int(first)) + 1 for first, last in ranges), *lists])
     try:
         found = [] if count > SHARDS_AT_MOST else list(itertools.islice(braceexpand(pattern), SHARDS_AT_MOST + 1))
     except ValueError:
@@ -67,6 +67,11 @@ def expand(pattern: str) -> list[str]:
         remedy = "pipe: runs a command, which is refused." if odd == "pipe" else "Copy them to this machine."
         fail("shards on this machine, or by http or https", came, remedy)
     return found
+
+
+def _commas(pattern: str) -> list[int]:
+    """How many words each pair of braces lists."""
+    return [inside.count(",") + 1 for inside in re.findall(r"\{([^{}]*)\}", pattern)]
 
 
 def splits_of(shards: Sequence[str]) -> dict[Split, list[str]]:
@@ -108,7 +113,9 @@ class Shards(Source):
         self._cache, self._image_at_most = cache, image_at_most
         for name, column in (("image", image_column), ("label", label_column)):
             _require_no_pickle(name, column)
-        if not re.match(r"[{/~\\]|[A-Za-z][A-Za-z0-9+.-]*:", pattern):  # a path from this folder, for other processes
+        if not re.match(
+            r"\s*([{/~\\]|[A-Za-z][A-Za-z0-9+.-]*:)", pattern
+        ):  # a path from this folder, for other processes
             pattern = str(Path.cwd() / pattern)
         listed = expand(pattern)
         for shard in listed:
@@ -139,7 +146,7 @@ class Shards(Source):
 
         known, images, others, twice = endings(), dict[str, None](), dict[str, None](), False
         for fields in self._peek():
-            pictures = [field for field in fields if f".{field.rpartition('.')[2]}" in known]
+            pictures = [field for field in dict.fromkeys(fields) if f".{field.rpartition('.')[2]}" in known]
             twice |= len(pictures) > 1
             images |= dict.fromkeys(pictures)
             others |= dict.fromkeys(field for field in fields if field not in pictures)

@@ -19,7 +19,7 @@ from relpos.data.sources.splitting import SPLIT_ORDER, Leakage, split_of
 from relpos.data.task import Split
 
 STREAMED = 2**28
-"""Bytes of a streamed dataset's documents that are read."""
+"""Bytes of a streamed dataset's training documents that are read; of its other splits their usual shares."""
 _AT_ONCE = 1000
 
 
@@ -57,8 +57,9 @@ def documents_of(
     column = find_column(column_kinds(splits["train"]), text_column, "text", [["text"]], ["text"])
     missing: list[Split] = [split for split in SPLIT_ORDER if split not in splits]
     found: dict[Split, list[str]] = {split: [] for split in SPLIT_ORDER}
-    leakage, left_out, left = Leakage(), 0, STREAMED
+    leakage, left_out, is_part = Leakage(), 0, False
     for split, one in splits.items():
+        left = STREAMED * SHARES.get(split, 1.0)
         for number, text in enumerate(_column(one, column)):
             if not isinstance(text, str) or not text:
                 if bad_data == "fail":
@@ -72,6 +73,7 @@ def documents_of(
             found[own].append(text)
             left -= len(content)
             if streaming and left < 0:
+                is_part = True
                 break
     named = isinstance(data, str | Path)
     folder = folder_of(str(data))[0] if named else None
@@ -79,7 +81,7 @@ def documents_of(
     shown = None if not named else f"hf:{data}" if folder is None else f"hf:{_absolute(str(data))}"
     several = sum(map(len, found.values()))
     what = f"{several:,} documents of {title} (column {column}"
-    what += f"; the first {STREAMED:,} bytes" if streaming and left < 0 else ""
+    what += f"; the first {STREAMED:,} bytes" if is_part else ""
     what += f"; {left_out:,} rows without a text left out)" if left_out else ")"
     options: dict[str, Any] = {"text": shown or title, "text_column": column}
     options |= {} if named else {"handed_over": True}
