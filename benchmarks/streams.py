@@ -60,7 +60,7 @@ def main() -> None:
         for number in range(1, shards):
             os.link(first, Path(folder, f"{number:04}.tar"))
         size = first.stat().st_size * shards
-        task = from_wds(f"{folder}/{{0000..{shards - 1:04}}}.tar", streaming=True, survey=1000)
+        task = from_wds(f"{folder}/{{0000..{shards - 1:04}}}.tar", streaming=True, survey=50 * shards)
         print(f"{shards} shards, {each * shards:,} samples, {size / 1e9:.1f} GB; {resident():.0f} MiB after the survey")
         batches, start, steps, highest = task.batches(BATCH, 0), time.perf_counter(), 0, 0.0
         total = int(each * shards * 0.7 / BATCH)  # about 30% are held out

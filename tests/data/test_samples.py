@@ -74,12 +74,12 @@ def test_the_same_samples_as_in_a_folder_bit_for_bit(
 def test_a_task_is_sent_and_made_again(place: Path) -> None:
     for streaming in (False, True):
         task = shards(place, streaming=streaming)
-        for made_again in (pickle.loads(pickle.dumps(task)), find_task("samples", task.options)):
+        for made_again in (pickle.loads(pickle.dumps(task)), find_task(task.name, task.options)):
             assert same(batches(made_again, 1)[0], batches(task, 1)[0])
             assert made_again.options == task.options
     write_tar(place / "0.tar", files_of(SAMPLES[:24]))
     with pytest.raises(ValueError, match="The data have changed"):
-        find_task("samples", task.options)
+        find_task(task.name, task.options)
     write_tar(place / "0.tar", files_of(SAMPLES[:25]))
     with pytest.raises(ValueError, match="handed over again"):
         find_task("samples", from_hf(as_dataset(SAMPLES), **SIZES).options)

@@ -11,11 +11,14 @@ from relpos.data.digits import Digits
 from relpos.data.documents import Documents
 from relpos.data.finding import KINDS_OF_DATA, SOURCES, find_data, notes
 from relpos.data.images import ImageFolder
-from relpos.data.samples import SampledImages, from_hf, from_wds
+from relpos.data.sampled import SampledImages
+from relpos.data.samples import from_hf, from_wds
+from relpos.data.streams import StreamedImages
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder, SampledImages, Text)}
+_KINDS: tuple[type[Task], ...] = (Digits, ImageFolder, SampledImages, StreamedImages, Text)
+TASKS: dict[str, type[Task]] = {task.name: task for task in _KINDS}
 
 
 def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | None = None) -> Task:
@@ -47,6 +50,7 @@ __all__ = [
     "Probe",
     "SampledImages",
     "Split",
+    "StreamedImages",
     "Task",
     "Text",
     "TextProbe",

@@ -108,7 +108,7 @@ def find_data(
 
 def notes(task: Task) -> list[str]:
     """Notes for users on their own data: one line of description, and one for each kind of file left out."""
-    own = task.name == "datasets" or {"images", "text", "source"} & set(task.options) or task.name == "samples"
+    own = task.name == "datasets" or {"images", "text", "source", "handed_over"} & set(task.options)
     found = [task.description] if own else []
     if not isinstance(task, ImageTask):
         return found

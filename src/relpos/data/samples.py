@@ -1,148 +1,22 @@
-"""Images of Hugging Face's datasets and of WebDataset's shards as a task: `from_hf`, `from_wds`.
-
-Pictures and probes are those of a folder of images (`relpos.data.pictures`). Samples keep the order of their source:
-the same samples in the same order give the same figures, whatever they come from. Splits that the source lacks are
-taken from the training samples by `relpos.data.sources.splitting`.
-"""
+"""Images of Hugging Face's datasets and of WebDataset's shards as a task: `from_hf`, `from_wds`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int, shape_of
 from relpos.data.documents import SOURCES, Documents
-from relpos.data.folder import SHARES
-from relpos.data.pictures import IMAGE_SIZE, PATCH, Pictures
+from relpos.data.sampled import How, SampledImages
 from relpos.data.sources.cache import SIZE, DiskCache, bytes_of
 from relpos.data.sources.source import Source
-from relpos.data.sources.splitting import SPLIT_ORDER, Leakage
+from relpos.data.streams import BUFFER, SURVEY, StreamedImages
 from relpos.data.task import Task, Watch
 from relpos.data.text import Text
 
 if TYPE_CHECKING:
     from relpos.data.sources.texts import FoundDocuments
-
-BUFFER = 2048
-"""Pictures of a stream that are shuffled together, by default."""
-SURVEY = 20_000
-"""Training samples of a stream that are read before training, by default."""
-_CLASSES_NAMED = 5
-
-
-@dataclass(frozen=True)
-class How:
-    """How the images of a source become pictures.
-
-    Attributes:
-        image_size, patch, rotate, max_pixels: see `relpos.data.ImageFolder`.
-        bad_data: "skip" leaves out and counts samples that cannot be used, "fail" names the first.
-        watch: receives how many samples are read, of how many.
-    """
-
-    image_size: tuple[int, int]
-    patch: tuple[int, int]
-    rotate: bool
-    max_pixels: int
-    bad_data: str
-    watch: Watch | None
-
-    @classmethod
-    def of(
-        cls,
-        image_size: int | Sequence[int] | None,
-        patch: int | Sequence[int] | None,
-        rotate: bool,
-        max_pixels: int | None,
-        bad_data: str,
-        watch: Watch | None,
-    ) -> How:
-        """The same, with defaults for None."""
-        from relpos.data.decode import MAX_PIXELS
-
-        max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
-        require_int(max_pixels, "max_pixels", at_least=1)
-        require_choice(bad_data, "bad_data", ("skip", "fail"))
-        sizes = IMAGE_SIZE if image_size is None else _pair(image_size)
-        return cls(sizes, PATCH if patch is None else _pair(patch), rotate, max_pixels, bad_data, watch)
-
-
-class SampledImages(Pictures):
-    """Images of a source, all in memory.
-
-    Args:
-        source: the samples. how: how they become pictures.
-        survey: of a stream, how many training samples are read before training.
-
-    Raises:
-        ValueError: sizes that do not fit; samples that lack, cannot be used, or do not fit into memory.
-    """
-
-    name: ClassVar[str] = "samples"
-    summary: ClassVar[str] = "Images of a dataset of Hugging Face or of WebDataset's shards."
-    streamed: ClassVar[bool] = False
-
-    def __init__(self, source: Source, how: How, survey: int | None = None) -> None:
-        from relpos.data.survey import Reading, Survey, stacked  # needs Pillow
-
-        super().__init__(how.image_size, how.patch, how.rotate)
-        self._reading = Reading(self.picture_size, how.max_pixels, how.bad_data)
-        found = Survey.of(source, self._reading, survey, how.watch)
-        self.classes, self.channels = found.classes(source), 1 if found.grey else 3
-        self.skipped, self.left_out = tuple(found.bad), found.left_out
-        self.leakage = tuple(found.leakage.lines("images"))
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        for split in SPLIT_ORDER:
-            self._labels[split] = torch.tensor([numbers[label] for label in found.labels[split]])
-            if found.pictures[split]:
-                self._pixels[split] = stacked(found.pictures[split], self.channels)
-        if not self.streamed:
-            found.moments.add(self._pixels["train"])
-        self._level = found.moments.level(self.channels)
-        self._survey = found
-        self.title = source.title
-        self.description = f"{self._counted(found)} {self._how_shown()}" + "".join(f" {one}" for one in self.leakage)
-        self.options = {
-            **({"handed_over": True} if source.shown is None else {"source": source.shown}),
-            **source.columns,
-            "image_size": list(how.image_size),
-            "patch": list(how.patch),
-            "rotate": how.rotate,
-            "max_pixels": how.max_pixels,
-            "bad_data": how.bad_data,
-            "contents": f"{sum(self.sizes.values())} images, sha256 {found.digest[:12]}",
-        }
-        found.pictures.clear()  # held as tensors, and not sent twice to other processes
-        found.leakage = Leakage()
-
-    def _counted(self, found: Any) -> str:
-        sizes, rule = self.sizes, ""
-        if found.taken:
-            shares = " and ".join(f"{SHARES[split]:.0%} for {split}" for split in found.taken)
-            rule = f" (about {shares}, by a hash of each image's bytes)"
-        return (
-            f"{sum(sizes.values())} images of {len(self.classes)} classes in {self.title}: {sizes['train']} for "
-            f"training, {sizes['validation']} for validation, {sizes['test']} for test{rule}."
-        )
-
-    @classmethod
-    def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
-        """The task of `options`; if they include `contents`, the samples must be unchanged."""
-        if "source" not in options:
-            fail("options with source", str(options), "A dataset that Python handed over has to be handed over again.")
-        made = {name: value for name, value in options.items() if name not in ("contents", "source", "handed_over")}
-        made |= {name: tuple(made[name]) for name in ("image_size", "patch") if name in made}
-        task = from_named(options["source"], watch=watch, **made)
-        if not isinstance(task, SampledImages):
-            fail("the options of images", str(options), "Name a column of images.")
-        if options.get("contents", task.options["contents"]) != task.options["contents"]:
-            came = f"{task.options['contents']} in {options['source']}"
-            fail(f"{options['contents']}", came, "The data have changed; restore them, or start again.")
-        return task  # type: ignore[return-value]  # a subclass, if it is streamed
 
 
 def from_named(named: str, *, watch: Watch | None = None, **options: Any) -> Task:
@@ -277,8 +151,6 @@ def from_wds(
 
 def _task(source: Source, how: How, streaming: bool, buffer: int | None, survey: int | None) -> Task:
     if streaming:
-        from relpos.data.streams import StreamedImages
-
         buffer, survey = BUFFER if buffer is None else buffer, SURVEY if survey is None else survey
         require_int(buffer, "buffer", at_least=1)
         require_int(survey, "survey", at_least=1)
@@ -304,8 +176,3 @@ def _again(options: dict[str, Any]) -> Documents:
 
 
 SOURCES["hf:"] = _again
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    rows, columns = (size, size) if isinstance(size, int) else size
-    return rows, columns

@@ -20,19 +20,26 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from relpos.core.checks import fail
-from relpos.data.decode import Pixels
-from relpos.data.samples import How, SampledImages
+from relpos.data.sampled import How, SampledImages
 from relpos.data.sources.source import Sample, Source, Unreadable, digest_of
 from relpos.data.sources.splitting import split_of
-from relpos.data.survey import Survey, stacked, together
 from relpos.data.task import Split
+
+if TYPE_CHECKING:
+    from relpos.data.decode import Pixels
+    from relpos.data.survey import Survey
+
+BUFFER = 2048
+"""Pictures that are shuffled together, by default."""
+SURVEY = 20_000
+"""Training samples that are read before training, by default."""
 
 
 class StreamedImages(SampledImages):
@@ -46,9 +53,11 @@ class StreamedImages(SampledImages):
         ValueError: see `SampledImages`; in training, a class that the survey has not met.
     """
 
+    name: ClassVar[str] = "stream"
+    summary: ClassVar[str] = "The same, read while training."
     streamed: ClassVar[bool] = True
 
-    def __init__(self, source: Source, how: How, buffer: int, survey: int) -> None:
+    def __init__(self, source: Source, how: How, buffer: int = BUFFER, survey: int = SURVEY) -> None:
         self._source, self.buffer = source, buffer
         super().__init__(source, how, survey)
         digest = hashlib.sha256(source.identity.encode() + self._survey.digest.encode()).hexdigest()[:12]
@@ -56,6 +65,10 @@ class StreamedImages(SampledImages):
         contents = f"{'' if self._survey.complete else 'a stream, of which '}{read} images, sha256 {digest}"
         self.options |= {"streaming": True, "buffer": buffer, "survey": survey, "contents": contents}
         self._numbers = {name: number for number, name in enumerate(self.classes)}
+
+    @classmethod
+    def _made(cls, source: Source, how: How, options: dict[str, Any]) -> Self:
+        return cls(source, how, options.get("buffer", BUFFER), options.get("survey", SURVEY))
 
     def _counted(self, found: Survey) -> str:
         counted = super()._counted(found)
@@ -120,7 +133,10 @@ class StreamedImages(SampledImages):
         A sample that cannot be decoded, and that the survey has not met, gives way to the next one of the block: the
         number of batches must be known without decoding.
         """
-        count, labels, pictures = 0, list[int](), list[Pixels | str]()
+        from relpos.data.survey import stacked, together  # needs Pillow
+
+        count, labels = 0, list[int]()
+        pictures: list[Pixels | str] = []
         for some in together(samples):
             count += len(some)
             if decode:
