@@ -16,7 +16,7 @@ import torch
 from relpos.core.checks import fail, require_choice, require_int
 from relpos.data.folder import SHARES
 from relpos.data.pictures import IMAGE_SIZE, PATCH, Pictures
-from relpos.data.sources.source import Source
+from relpos.data.sources.source import SampleSource
 from relpos.data.sources.splitting import SPLIT_ORDER, Leakage
 from relpos.data.task import Watch
 
@@ -73,11 +73,11 @@ class SampledImages(Pictures):
     summary: ClassVar[str] = "Images of a dataset of Hugging Face or of WebDataset's shards."
     streamed: ClassVar[bool] = False
 
-    def __init__(self, source: Source, how: How, survey: int | None = None) -> None:
-        from relpos.data.survey import Reading, Survey, stacked  # needs Pillow
+    def __init__(self, source: SampleSource, how: How, survey: int | None = None) -> None:
+        from relpos.data.survey import Decoding, Survey, stacked  # needs Pillow
 
         super().__init__(how.image_size, how.patch, how.rotate)
-        self._reading = Reading(self.picture_size, how.max_pixels, how.bad_data)
+        self._reading = Decoding(self.picture_size, how.max_pixels, how.bad_data)
         found = Survey.of(source, self._reading, survey, how.watch)
         self.classes, self.channels = found.classes(source), 1 if found.grey else 3
         self.skipped, self.left_out = tuple(found.bad), found.left_out
@@ -136,11 +136,11 @@ class SampledImages(Pictures):
         return task
 
     @classmethod
-    def _made(cls, source: Source, how: How, options: dict[str, Any]) -> Self:
+    def _made(cls, source: SampleSource, how: How, options: dict[str, Any]) -> Self:
         return cls(source, how)
 
 
-def _source(options: dict[str, Any], how: How, streaming: bool) -> Source:
+def _source(options: dict[str, Any], how: How, streaming: bool) -> SampleSource:
     """The source that a task's options name, without a cache."""
     from relpos.data.decode import bytes_at_most
 

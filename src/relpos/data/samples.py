@@ -10,7 +10,7 @@ from relpos.core.checks import fail, require_choice, require_flag, require_int, 
 from relpos.data.documents import SOURCES, Documents
 from relpos.data.sampled import How, SampledImages
 from relpos.data.sources.cache import SIZE, DiskCache, bytes_of
-from relpos.data.sources.source import Source
+from relpos.data.sources.source import SampleSource
 from relpos.data.streams import BUFFER, SURVEY, StreamedImages
 from relpos.data.task import Task, Watch
 from relpos.data.text import Text
@@ -149,7 +149,7 @@ def from_wds(
     return _task(source, how, streaming, buffer, survey)
 
 
-def _task(source: Source, how: How, streaming: bool, buffer: int | None, survey: int | None) -> Task:
+def _task(source: SampleSource, how: How, streaming: bool, buffer: int | None, survey: int | None) -> Task:
     if streaming:
         buffer, survey = BUFFER if buffer is None else buffer, SURVEY if survey is None else survey
         require_int(buffer, "buffer", at_least=1)

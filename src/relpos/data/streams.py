@@ -28,7 +28,7 @@ from torch import Tensor
 
 from relpos.core.checks import fail
 from relpos.data.sampled import How, SampledImages
-from relpos.data.sources.source import Sample, Source, Unreadable, digest_of
+from relpos.data.sources.source import LabelledImage, SampleSource, Unreadable, digest_of
 from relpos.data.sources.splitting import split_of
 from relpos.data.task import Split
 
@@ -57,7 +57,7 @@ class StreamedImages(SampledImages):
     summary: ClassVar[str] = "The same, read while training."
     streamed: ClassVar[bool] = True
 
-    def __init__(self, source: Source, how: How, buffer: int = BUFFER, survey: int = SURVEY) -> None:
+    def __init__(self, source: SampleSource, how: How, buffer: int = BUFFER, survey: int = SURVEY) -> None:
         self._source, self.buffer = source, buffer
         super().__init__(source, how, survey)
         digest = hashlib.sha256(source.identity.encode() + self._survey.digest.encode()).hexdigest()[:12]
@@ -67,7 +67,7 @@ class StreamedImages(SampledImages):
         self._numbers = {name: number for number, name in enumerate(self.classes)}
 
     @classmethod
-    def _made(cls, source: Source, how: How, options: dict[str, Any]) -> Self:
+    def _made(cls, source: SampleSource, how: How, options: dict[str, Any]) -> Self:
         return cls(source, how, options.get("buffer", BUFFER), options.get("survey", SURVEY))
 
     def _counted(self, found: Survey) -> str:
@@ -114,7 +114,7 @@ class StreamedImages(SampledImages):
         drawn = int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:7], "big")
         return torch.randperm(count, generator=torch.Generator().manual_seed(drawn)).tolist()
 
-    def _samples(self, shards: list[int]) -> Generator[Sample]:
+    def _samples(self, shards: list[int]) -> Generator[LabelledImage]:
         """The training samples of an epoch, without those that the survey could not decode."""
         taken, unreadable = self._survey.taken, self._survey.unreadable
         for shard in shards:
@@ -127,7 +127,7 @@ class StreamedImages(SampledImages):
                     ):
                         yield item
 
-    def _block(self, samples: Iterator[Sample], decode: bool) -> _Block | None:
+    def _block(self, samples: Iterator[LabelledImage], decode: bool) -> _ShuffledBlock | None:
         """The next block; only its number of samples unless it is decoded; None at the end of the epoch.
 
         A sample that cannot be decoded, and that the survey has not met, gives way to the next one of the block: the
@@ -143,7 +143,7 @@ class StreamedImages(SampledImages):
                 labels += [self._number(one) for one in some]
                 pictures += self._decoded(some)
         if not count or not decode:
-            return _Block(count) if count else None
+            return _ShuffledBlock(count) if count else None
         good = [at for at, one in enumerate(pictures) if not isinstance(one, str)]
         if not good:
             fail("images that can be decoded", f"none in a block of {count}", "Repair the shards.")
@@ -152,16 +152,16 @@ class StreamedImages(SampledImages):
         rows = {here: row for row, here in enumerate(good)}
         if len(good) < count:
             whole = whole[torch.tensor([rows[here] for here in at])]
-        return _Block(count, whole, torch.tensor([labels[here] for here in at]))
+        return _ShuffledBlock(count, whole, torch.tensor([labels[here] for here in at]))
 
-    def _number(self, sample: Sample) -> int:
+    def _number(self, sample: LabelledImage) -> int:
         number = self._numbers.get(sample.label)
         if number is None:
             remedy = "Write the shards in a random order, or pass a larger --survey."
             fail(f"one of the {len(self.classes)} classes of the survey", f"{sample.label!r} of {sample.name}", remedy)
         return number
 
-    def _decoded(self, samples: list[Sample]) -> list[Pixels | str]:
+    def _decoded(self, samples: list[LabelledImage]) -> list[Pixels | str]:
         decoded = self._reading.decoded(samples)
         for sample, one in zip(samples, decoded, strict=True):
             if isinstance(one, str):
@@ -173,7 +173,7 @@ class StreamedImages(SampledImages):
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ShuffledBlock:
     """Samples that are shuffled together: their number, and the pictures and labels if they are needed."""
 
     count: int

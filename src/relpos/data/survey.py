@@ -24,7 +24,7 @@ from relpos.core.checks import fail
 from relpos.data.decode import Pixels, decode_all
 from relpos.data.folder import SHARES
 from relpos.data.pictures import Moments
-from relpos.data.sources.source import Sample, Source, Unreadable, digest_of
+from relpos.data.sources.source import LabelledImage, SampleSource, Unreadable, digest_of
 from relpos.data.sources.splitting import SPLIT_ORDER, Leakage, split_of
 from relpos.data.task import Split, Watch
 
@@ -35,7 +35,7 @@ NAMED_AT_MOST = 1000
 
 
 @dataclass(frozen=True)
-class Reading:
+class Decoding:
     """How samples become pictures.
 
     Attributes:
@@ -47,7 +47,7 @@ class Reading:
     max_pixels: int
     bad_data: str
 
-    def decoded(self, samples: list[Sample]) -> list[Pixels | str]:
+    def decoded(self, samples: list[LabelledImage]) -> list[Pixels | str]:
         """The picture of every sample, or why there is none."""
         return decode_all([one.image for one in samples], self.size, max_pixels=self.max_pixels)
 
@@ -57,7 +57,7 @@ class Reading:
             fail("samples that can be used", f"{name} ({reason})", "Repair them, or leave them out: --bad-data skip.")
 
 
-Item = TypeVar("Item", Sample, Sample | Unreadable)
+Item = TypeVar("Item", LabelledImage, LabelledImage | Unreadable)
 
 
 def together(items: Iterator[Item]) -> Iterator[list[Item]]:
@@ -66,7 +66,7 @@ def together(items: Iterator[Item]) -> Iterator[list[Item]]:
     size = 0
     for item in items:
         held.append(item)
-        size += len(item.image) if isinstance(item, Sample) else 0
+        size += len(item.image) if isinstance(item, LabelledImage) else 0
         if len(held) == _TOGETHER or size >= _BYTES_TOGETHER:
             yield held
             held, size = [], 0
@@ -123,7 +123,7 @@ class Survey:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     @classmethod
-    def of(cls, source: Source, reading: Reading, most: int | None = None, watch: Watch | None = None) -> Survey:
+    def of(cls, source: SampleSource, reading: Decoding, most: int | None = None, watch: Watch | None = None) -> Survey:
         """Read a source.
 
         Args:
@@ -151,8 +151,8 @@ class Survey:
         found.digest = found._hash.hexdigest()
         return found
 
-    def _add(self, split: Split, shard: int, items: list[Sample | Unreadable], reading: Reading) -> None:
-        samples = [one for one in items if isinstance(one, Sample)]
+    def _add(self, split: Split, shard: int, items: list[LabelledImage | Unreadable], reading: Decoding) -> None:
+        samples = [one for one in items if isinstance(one, LabelledImage)]
         decoded = dict(zip(map(id, samples), reading.decoded(samples), strict=True))
         training: list[Pixels] = []
         for item in items:
@@ -163,7 +163,7 @@ class Survey:
                 self.left_out += 1
                 if len(self.bad) < NAMED_AT_MOST:
                     self.bad.append({"path": item.name, "reason": picture})
-                if isinstance(item, Sample):
+                if isinstance(item, LabelledImage):
                     self.unreadable.add((split, shard, item.place))
                 continue
             mark = digest_of(item.image)
@@ -186,7 +186,7 @@ class Survey:
             remedy = "Pass --streaming, or a smaller --image-size." if not self.streamed else "Pass a smaller --survey."
             fail("pictures that fit into half of the memory", f"more than {self._bytes / 1e9:.0f} GB of them", remedy)
 
-    def _require_usable(self, source: Source) -> None:
+    def _require_usable(self, source: SampleSource) -> None:
         counts = {split: len(labels) for split, labels in self.labels.items()}
         came = ", ".join(f"{count} for {split}" for split, count in counts.items())
         why = (
@@ -200,7 +200,7 @@ class Survey:
             label = source.columns["label_column"]
             fail("at least two classes", f"one, in the column {label}", "Name another: --label-column.")
 
-    def classes(self, source: Source) -> tuple[str, ...]:
+    def classes(self, source: SampleSource) -> tuple[str, ...]:
         """The names of all classes: the source's, else those found, sorted, by value if all are numbers."""
         if source.classes is not None:
             return source.classes

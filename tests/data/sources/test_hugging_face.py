@@ -14,7 +14,7 @@ import pytest
 
 from relpos.data import Text, find_data, find_task, from_hf, notes
 from relpos.data.sources.hugging_face import HuggingFace
-from relpos.data.sources.source import Sample, Unreadable
+from relpos.data.sources.source import LabelledImage, Unreadable
 from relpos.data.sources.splitting import split_of
 from sampled import as_dataset, made, png
 
@@ -38,7 +38,7 @@ def rows(**columns: Any) -> Any:
     )
 
 
-def read(data: Any, **options: Any) -> list[Sample | Unreadable]:
+def read(data: Any, **options: Any) -> list[LabelledImage | Unreadable]:
     return list(HuggingFace(data, image_at_most=10_000, **options).read("train", 0))
 
 
@@ -74,7 +74,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
     ]
     data = rows(name=["a", "b", "c", "d", "e", None], picture=pictures)
     found = read(data)
-    assert [one.name for one in found if isinstance(one, Sample)] == ["train 0", "train 2"]
+    assert [one.name for one in found if isinstance(one, LabelledImage)] == ["train 0", "train 2"]
     reasons = [one.reason for one in found if isinstance(one, Unreadable)]
     assert reasons == [
         "it has no image", f"{tmp_path.name}: it is a folder", "it has 20,000 bytes", "its name is None"
@@ -94,7 +94,7 @@ def test_a_folder_reads_no_file_outside(tmp_path: Path) -> None:
     info.write_text(struct.sub('"picture": {"_type": "Image"}', info.read_text()))
     found = read(str(tmp_path / "saved"))
     assert found[0] == Unreadable("train 0", "its image is not in the dataset's own files")
-    assert isinstance(found[1], Sample)
+    assert isinstance(found[1], LabelledImage)
 
 
 def test_splits_of_a_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from relpos.data import from_wds, notes
 from relpos.data.sources import tar
 from relpos.data.sources.shards import SHARDS_AT_MOST, Shards, expand, splits_of
-from relpos.data.sources.source import Sample, Unreadable
+from relpos.data.sources.source import LabelledImage, Unreadable
 from sampled import files_of, made, png, write_tar
 
 GOOD = list(files_of(made(12)))
@@ -26,7 +26,7 @@ def read(path: Path | str, **options: Any) -> tuple[list[str], dict[str, str]]:
     source = Shards(str(path), image_at_most=10_000, **options)
     found = list(source.read("train", 0))
     bad = {one.name: one.reason for one in found if isinstance(one, Unreadable)}
-    return [one.label for one in found if isinstance(one, Sample)], bad
+    return [one.label for one in found if isinstance(one, LabelledImage)], bad
 
 
 def test_what_webdataset_reads(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_webdataset_reads(tmp_path: Path) -> None:
             label = str(number % 2)
             writer.write({"__key__": f"in/a.folder/{number}", "png": png(number), "cls": label, "seg.png": png(9)})
     source = Shards(str(path), "png", image_at_most=10**6)
-    mine = [(one.image, one.label) for one in source.read("train", 0) if isinstance(one, Sample)]
+    mine = [(one.image, one.label) for one in source.read("train", 0) if isinstance(one, LabelledImage)]
     with path.open("rb") as file:
         files = webdataset.tariterators.tar_file_expander([{"url": "a.tar", "stream": file}])
         theirs = list(webdataset.tariterators.group_by_keys(files))

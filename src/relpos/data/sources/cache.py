@@ -69,7 +69,7 @@ class DiskCache:
             with self._locked(name):  # whoever waits here finds the file that another process has written
                 kept = self._kept(name)
                 return self._written(name, fetch) if kept is None else kept
-        except _UnwritableError as error:
+        except _FullDiskError as error:
             self._turn_off(error.reason)
         except OSError as error:
             self._turn_off(error.strerror or str(error))
@@ -145,7 +145,7 @@ class DiskCache:
         )
 
 
-class _UnwritableError(Exception):
+class _FullDiskError(Exception):
     """The cache's own file cannot be written."""
 
     def __init__(self, reason: str) -> None:
@@ -159,13 +159,13 @@ def _writing(part: Path) -> Iterator[Callable[[bytes], object]]:
     try:
         file = part.open("wb")
     except OSError as error:
-        raise _UnwritableError(error.strerror or str(error)) from None
+        raise _FullDiskError(error.strerror or str(error)) from None
 
     def write(block: bytes) -> None:
         try:
             file.write(block)
         except OSError as error:
-            raise _UnwritableError(error.strerror or str(error)) from None
+            raise _FullDiskError(error.strerror or str(error)) from None
 
     try:
         yield write
@@ -173,4 +173,4 @@ def _writing(part: Path) -> Iterator[Callable[[bytes], object]]:
         try:
             file.close()
         except OSError as error:
-            raise _UnwritableError(error.strerror or str(error)) from None
+            raise _FullDiskError(error.strerror or str(error)) from None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from relpos.core.checks import fail, shape_of
 from relpos.data.folder import SPLITS
-from relpos.data.sources.source import Sample, Source, Unreadable
+from relpos.data.sources.source import LabelledImage, SampleSource, Unreadable
 from relpos.data.task import Split
 from relpos.files.reading import FileError, open_file
 from relpos_command.visible import visible
@@ -201,7 +201,7 @@ def find_column(
     fail(f"one column of {what}s", f"the columns {listed(kinds)}", f"Name it: --{what}-column NAME.")
 
 
-class HuggingFace(Source):
+class HuggingFace(SampleSource):
     """Images of a dataset.
 
     Args:
@@ -270,7 +270,7 @@ class HuggingFace(Source):
             return None
         return {split: len(one) for split, one in self._splits.items()}
 
-    def read(self, split: Split, shard: int) -> Generator[Sample | Unreadable]:
+    def read(self, split: Split, shard: int) -> Generator[LabelledImage | Unreadable]:
         for place, row in enumerate(self._rows(split, shard)):
             name = f"{split} {shard * ROWS + place}" if self.counts else f"{split} {shard}/{place}"
             image, label = self._content(row[self._image]), self._name(row[self._label])
@@ -278,7 +278,7 @@ class HuggingFace(Source):
                 reason = image if isinstance(image, str) else f"its {self._label} is {row[self._label]!r:.60}"
                 yield Unreadable(name, reason)
             else:
-                yield Sample(name, place, image, label)
+                yield LabelledImage(name, place, image, label)
 
     def _rows(self, split: Split, shard: int) -> Iterator[Mapping[str, Any]]:
         import datasets

@@ -21,7 +21,7 @@ from relpos.core.checks import fail
 from relpos.data.folder import SPLITS
 from relpos.data.sources.cache import DiskCache
 from relpos.data.sources.opening import is_remote, open_shard
-from relpos.data.sources.source import Sample, Source, Unreadable
+from relpos.data.sources.source import LabelledImage, SampleSource, Unreadable
 from relpos.data.sources.tar import members
 from relpos.data.task import Split
 from relpos.files.reading import FileError, parse_json
@@ -87,7 +87,7 @@ def splits_of(shards: Sequence[str]) -> dict[Split, list[str]]:
     return found if "train" in found else {"train": list(shards)}
 
 
-class Shards(Source):
+class Shards(SampleSource):
     """The samples in shards.
 
     Args:
@@ -181,7 +181,7 @@ class Shards(Source):
                 return list(found.values())
         fail("shards with samples", reason, "Name tars whose files are KEY.FIELD, such as 0001.jpg and 0001.cls.")
 
-    def read(self, split: Split, shard: int) -> Generator[Sample | Unreadable]:
+    def read(self, split: Split, shard: int) -> Generator[LabelledImage | Unreadable]:
         name = self._names[split][shard]
         title = visible(PurePosixPath(name.replace("\\", "/")).name)
         place, seen = 0, set[int]()
@@ -210,7 +210,7 @@ class Shards(Source):
         """The field that holds the label."""
         return "json" if _is_json(self._label) else self._label
 
-    def _sample(self, own: str, place: int, key: str, fields: dict[str, Any]) -> Sample | Unreadable:
+    def _sample(self, own: str, place: int, key: str, fields: dict[str, Any]) -> LabelledImage | Unreadable:
         if key.startswith("/") or ".." in key.split("/"):
             return Unreadable(own, "its name leads out of the folder")
         images = [field for field in self._image if field in fields]
@@ -225,7 +225,7 @@ class Shards(Source):
         text = _label_of(label, self._label)
         if text is None:
             return Unreadable(own, f"its {self._label} is no name or number of a class")
-        return Sample(own, place, image, text)
+        return LabelledImage(own, place, image, text)
 
 
 def _require_no_pickle(what: str, column: str | None) -> None:

@@ -1,6 +1,6 @@
 """A source of samples: encoded images with the name of a class each, in shards that are read in a fixed order.
 
-    source.read("train", 3)  ->  Sample, Sample, Unreadable, Sample, ...      shard 3 of the training split
+    source.read("train", 3)  ->  LabelledImage, LabelledImage, Unreadable, ...      shard 3 of the training split
 
 A second pass gives the same. Nothing is decoded here: an image stays the bytes of its file.
 """
@@ -16,7 +16,7 @@ from relpos.data.task import Split
 
 
 @dataclass(frozen=True)
-class Sample:
+class LabelledImage:
     """An image as the bytes of its file, and its class.
 
     Attributes:
@@ -42,7 +42,7 @@ def digest_of(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()[:16]
 
 
-class Source(ABC):
+class SampleSource(ABC):
     """Samples of one or more splits. It is sent to other processes by `pickle`, and opens its files there.
 
     Attributes:
@@ -69,5 +69,5 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def read(self, split: Split, shard: int) -> Generator[Sample | Unreadable]:
+    def read(self, split: Split, shard: int) -> Generator[LabelledImage | Unreadable]:
         """The samples of a shard."""

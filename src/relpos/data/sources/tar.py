@@ -44,7 +44,7 @@ class _Unfolded:
 
     def __init__(self, file: BinaryFile) -> None:
         self._file, self._read, self._given = file, 0, 0
-        self._plain: IO[bytes] = gzip.GzipFile(fileobj=_Reader(self._folded))  # type: ignore[call-overload]
+        self._plain: IO[bytes] = gzip.GzipFile(fileobj=_FoldedFile(self._folded))  # type: ignore[call-overload]
 
     def _folded(self, size: int) -> bytes:
         data = self._file.read(size)
@@ -59,7 +59,7 @@ class _Unfolded:
         return data
 
 
-class _Reader:
+class _FoldedFile:
     """What `gzip` needs of a file."""
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
