@@ -148,6 +148,18 @@ class TestStreams:
             assert all(map(same, batches(stream, 3, size=3, start=start), whole[start : start + 3]))
             assert sum(decoded) <= 18, "at most the three blocks of six that three batches come from"
 
+    def test_broken_images_of_the_survey_are_left_out_as_in_memory(self, tmp_path: Path) -> None:
+        broken = next(text for text in (b"no image %d" % n for n in range(99)) if split_by_hash(text) == "train")
+        large = next(x for x in (png(n, (50, 50)) for n in range(99)) if split_by_hash(x) == "train")
+        odd = [Made("x", broken, "a"), Made("y", large, "a")]
+        path = write_tar(tmp_path / "a.tar", files_of([*SAMPLES[:20], *odd, *SAMPLES[20:]]))
+        held, stream = (
+            from_wds(str(path), streaming=streaming, max_pixels=1000, **SIZES) for streaming in (False, True)
+        )
+        assert all(map(same, batches(stream, 9), batches(held, 9)))
+        reasons = ["Pillow finds no image in it", "it has 2,500 pixels, more than 1,000; --max-pixels raises the limit"]
+        assert notes(stream)[1] == f"Skipped 2 of 42 images: a.tar/x ({reasons[0]}), a.tar/y ({reasons[1]})"
+
     def test_samples_that_the_survey_has_not_met(self, tmp_path: Path) -> None:
         samples = made(60)
         odd = next(text for text in (b"no image %d" % n for n in range(99)) if split_by_hash(text) == "train")
