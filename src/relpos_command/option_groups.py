@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from relpos_command.option import each, option, read_names, read_pairs, read_size, write_size
+from relpos_command.source_options import SourceOptions
 
 STRATEGIES = ("ddp", "fsdp")
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed")
@@ -16,13 +17,14 @@ _STEPS = (1, 10_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(SourceOptions):
     """The data, and how images or a text are read."""
 
     data: Any = option(
         "digits",
         "your images, DIR/class/..., or DIR/train/class/... with DIR/val and DIR/test; your text file; "
-        "digits (handwritten); or text (Python's documentation)",
+        "digits (handwritten); text (Python's documentation); hf:NAME or hf:FOLDER (datasets); or wds:SHARDS, such as "
+        "wds:data-{000..099}.tar (WebDataset)",
         "DATA",
         stated=True,
     )
@@ -65,8 +67,9 @@ class DataOptions:
     )
 
     def of_images(self) -> dict[str, Any]:
-        """How a folder of images is read."""
+        """How images and samples are read."""
         return {
+            **self.of_source(),
             "image_size": self.image_size,
             "patch": self.patch,
             "bad_images": self.bad_images,

@@ -129,7 +129,7 @@ def test_probes_begin_with_the_plain_test_at_the_trained_size() -> None:
 
 def test_tasks_are_found_by_name() -> None:
     assert isinstance(find_task("digits"), Digits)
-    assert set(TASKS) == {"digits", "images", "text"}
+    assert set(TASKS) == {"digits", "images", "samples", "stream", "text"}
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
         find_task("digit")
 

@@ -27,7 +27,7 @@ from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
 from relpos.comparison.store import steps_of
 from relpos.core.checks import fail
-from relpos.data import ImageTask, Task, find_data, notes
+from relpos.data import SOURCES, ImageTask, Task, find_data, notes
 from relpos.files.writing import require_writable
 from relpos.report.page import write_report
 from relpos.train import Build, Evaluate, Procedure, TrainingStep, build_swin, note_on_batch
@@ -58,6 +58,15 @@ def compare(
     rotate: bool = False,
     tokenizer: object = None,
     documents: Literal["cut", "packed"] | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    text_column: str | None = None,
+    streaming: bool = False,
+    buffer: int | None = None,
+    survey: int | None = None,
+    bad_data: Literal["skip", "fail"] | None = None,
+    cache: str | Path | None = None,
+    cache_size: str | None = None,
     out: str | Path | None = None,
     quick: bool = False,
     device: str = "auto",
@@ -82,7 +91,8 @@ def compare(
             `"FILE.py:build"`. `task` describes the data: `image_size`, `patch_size`, `channels` and `classes` of
             images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
-            each a dataset with `__len__` and `__getitem__` or a tuple of tensors.
+            each a dataset with `__len__` and `__getitem__` or a tuple of tensors; `"hf:NAME"`, `"hf:FOLDER"` or
+            `"wds:SHARDS"`, or what `relpos.data.from_hf` and `from_wds` make of them.
         positions: names of mechanisms, `a+b` for a sum; `"standard"` for about a dozen well-known ones, `"all"` for
             every one that suits the data. By default six. `"own"` is the built-in position of a model that is not
             relpos's; it comes first for Swin, timm and transformers.
@@ -108,6 +118,8 @@ def compare(
             every byte of text once, so that they compare between tokenizers.
         documents: of a text, `"cut"`: inputs are cut from all documents joined; `"packed"`: attention stays within
             each. Lines of `<|endoftext|>` are between those of a file.
+        image_column, label_column, text_column, streaming, buffer, survey, bad_data, cache, cache_size: how data of
+            `hf:` and `wds:` are read, see `relpos.data.from_hf` and `from_wds`.
         out: the folder of the results; by default one under runs/, named after the settings. Work finished there is
             not repeated: name another folder to run it again.
         quick: check that it works, in under a minute; ranks nothing.
@@ -150,6 +162,15 @@ def compare(
         rotate=rotate,
         tokenizer=tokenizer,
         documents=documents,
+        image_column=image_column,
+        label_column=label_column,
+        text_column=text_column,
+        streaming=streaming,
+        buffer=buffer,
+        survey=survey,
+        bad_data=bad_data,
+        cache=cache,
+        cache_size=cache_size,
         out=out,
         quick=quick,
         device=device,
@@ -248,6 +269,7 @@ def _sizes(
     """
     patch = model.own_patch
     is_folder = isinstance(data, str | Path) and Path(data).expanduser().is_dir() and str(data) != "digits"
+    is_folder |= isinstance(data, str) and data.startswith(SOURCES)  # or text, for which a model has no patch
     if patch is None or not (is_folder or isinstance(data, tuple | list)):
         return image_size, None
     if is_folder and image_size is None:

@@ -247,7 +247,7 @@ def default_folder(settings: ComparisonSettings, where: Environment | None = Non
     whole = [settings.to_json(), plain(environment(settings.device) if where is None else where)]
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
     name = settings.task
-    for key in ("images", "text"):
+    for key in ("images", "text", "source"):
         if key in settings.task_options:
             name = re.sub(r"[^\w.-]+", "-", Path(settings.task_options[key]).name) or name
     if settings.what != "position":

@@ -9,12 +9,16 @@ from relpos.data.canvas import CanvasTask
 from relpos.data.datasets import Datasets, ImageDatasets
 from relpos.data.digits import Digits
 from relpos.data.documents import Documents
-from relpos.data.finding import KINDS_OF_DATA, find_data, notes
+from relpos.data.finding import KINDS_OF_DATA, SOURCES, find_data, notes
 from relpos.data.images import ImageFolder
+from relpos.data.sampled import SampledImages
+from relpos.data.samples import from_hf, from_wds
+from relpos.data.streams import StreamedImages
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Digits, ImageFolder, Text)}
+_KINDS: tuple[type[Task], ...] = (Digits, ImageFolder, SampledImages, StreamedImages, Text)
+TASKS: dict[str, type[Task]] = {task.name: task for task in _KINDS}
 
 
 def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | None = None) -> Task:
@@ -33,6 +37,7 @@ def find_task(name: str, options: dict[str, Any] | None = None, watch: Watch | N
 
 __all__ = [
     "KINDS_OF_DATA",
+    "SOURCES",
     "TASKS",
     "CanvasTask",
     "Datasets",
@@ -43,12 +48,16 @@ __all__ = [
     "ImageProbe",
     "ImageTask",
     "Probe",
+    "SampledImages",
     "Split",
+    "StreamedImages",
     "Task",
     "Text",
     "TextProbe",
     "Watch",
     "find_data",
     "find_task",
+    "from_hf",
+    "from_wds",
     "notes",
 ]

@@ -42,6 +42,11 @@ _NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 """Formats that Pillow registers but cannot read by itself, such as data sets and films."""
 
 
+def bytes_at_most(max_pixels: int) -> int:
+    """The largest file of an image with at most `max_pixels`."""
+    return _BYTES * max_pixels
+
+
 def endings() -> frozenset[str]:
     """The file endings that Pillow opens, in lower case."""
     known = Image.registered_extensions()
@@ -121,10 +126,12 @@ def decode(file: io.BufferedReader | io.BytesIO, size: tuple[int, int], budget: 
     return values if values.ndim == 3 else np.repeat(values[:, :, None], 3, axis=2)
 
 
-def _attempt(path: Path, size: tuple[int, int], budget: Budget) -> Pixels | str:
-    """The picture in a file, or the reason why there is none."""
+def _attempt(source: Path | bytes, size: tuple[int, int], budget: Budget) -> Pixels | str:
+    """The picture in a file, or in the bytes of one, or the reason why there is none."""
     try:
-        with open_file(path, _BYTES * budget.most, _REMEDY) as file:
+        if isinstance(source, bytes):
+            return decode(io.BytesIO(source), size, budget) if source else "the file is empty"
+        with open_file(source, bytes_at_most(budget.most), _REMEDY) as file:
             if not os.fstat(file.fileno()).st_size:
                 return "the file is empty"
             return decode(file, size, budget)
@@ -157,18 +164,18 @@ def _limited(max_pixels: int) -> Iterator[None]:
 
 
 def decode_all(
-    paths: Sequence[Path], size: tuple[int, int], watch: Watch | None = None, *, max_pixels: int = MAX_PIXELS
+    sources: Sequence[Path | bytes], size: tuple[int, int], watch: Watch | None = None, *, max_pixels: int = MAX_PIXELS
 ) -> list[Pixels | str]:
-    """The picture of every file, in order, or the reason why there is none."""
+    """The picture of every file, or of the bytes of one, in order, or the reason why there is none."""
     found: list[Pixels | str] = []
     budget = Budget(max_pixels)
     threads = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         with _limited(max_pixels):
-            for done, one in enumerate(threads.map(lambda path: _attempt(path, size, budget), paths), start=1):
+            for done, one in enumerate(threads.map(lambda one: _attempt(one, size, budget), sources), start=1):
                 found.append(one)
                 if watch is not None:
-                    watch(done, len(paths))
+                    watch(done, len(sources))
     finally:
         threads.shutdown(cancel_futures=True)
     return found

@@ -3,6 +3,8 @@
     "digits", "text"                data that comes with the libraries
     a folder                        images, a folder for each class
     a file                          text, read as bytes or by a tokenizer
+    "hf:NAME", "hf:FOLDER"          a dataset of Hugging Face, by name or from `save_to_disk`
+    "wds:SHARDS"                    WebDataset's shards, by a pattern with braces
     (train, validation, test)       datasets, in Python
     a `Task`                        the task itself
 
@@ -12,6 +14,7 @@ Write `./digits` for a folder named digits.
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ from relpos.core.checks import fail, shape_of
 from relpos.data.datasets import of_datasets
 from relpos.data.digits import Digits
 from relpos.data.images import ImageFolder
+from relpos.data.samples import from_named
 from relpos.data.task import ImageTask, Task, Watch
 from relpos.data.text import Text
 from relpos.files.reading import require_utf8
+from relpos_command.source_options import SourceOptions
 
 BUILT_IN: dict[str, type[Task]] = {"digits": Digits, "text": Text}
 KINDS_OF_DATA = {
@@ -29,8 +34,13 @@ KINDS_OF_DATA = {
     "text": "English as bytes: the documentation of the Python language, which comes with it.",
     "DIR": ImageFolder.summary,
     "FILE": "Your own text, read as bytes or by a tokenizer.",
+    "hf:NAME": "A dataset of Hugging Face, on the hub or in a folder of save_to_disk (hf:FOLDER).",
+    "wds:SHARDS": "WebDataset's shards of images, such as wds:data-{0000..0099}.tar.",
 }
 """Descriptions of the accepted data, for a list."""
+SOURCES = ("hf:", "wds:")
+"""Beginnings of data that are no files."""
+OF_SOURCES = frozenset(one.name for one in fields(SourceOptions))
 _NAMED = 5
 """How many files a line names."""
 
@@ -44,7 +54,7 @@ def find_data(
         data: see the list in this module's docstring.
         watch: receives how many files are read, of how many.
         tokenizer, documents: of `Text`, only for a text.
-        images: options of `ImageFolder`, only for a folder; None and False count as not given.
+        images: options of `ImageFolder`, `from_hf` or `from_wds`; None and False count as not given.
 
     Raises:
         ValueError: the data do not exist or cannot be read, or the options are for other data.
@@ -52,6 +62,10 @@ def find_data(
     given = {name: value for name, value in images.items() if value is not None and value is not False}
     of_text: dict[str, Any] = {"tokenizer": tokenizer, "documents": documents}
     of_text = {name: value for name, value in of_text.items() if value is not None}
+    if isinstance(data, str) and data.startswith(SOURCES):
+        if "bad_images" in given:
+            fail("bad_data for samples", "bad_images", "Pass --bad-data skip or fail.")
+        return from_named(data, watch=watch, **given, **of_text)
     is_folder = isinstance(data, str | Path) and data not in BUILT_IN and Path(data).expanduser().is_dir()
     if of_text and (is_folder or data == Digits.name or not isinstance(data, str | Path)):
         came = data.name if isinstance(data, Task) else "datasets" if isinstance(data, tuple | list) else str(data)
@@ -69,6 +83,9 @@ def find_data(
         fail(
             "data as a folder of images, a file of text, digits, text or datasets", shape_of(data), "Pass one of them."
         )
+    odd = given.keys() & OF_SOURCES
+    if odd:
+        fail(f"data of hf: or wds: with {', '.join(sorted(odd))}", f"{data!r:.100}", "Leave it out.")
     path = Path(data).expanduser() if isinstance(data, str | Path) and data not in BUILT_IN else None
     if path is not None:
         require_utf8(path, "data")
@@ -91,14 +108,15 @@ def find_data(
 
 def notes(task: Task) -> list[str]:
     """Notes for users on their own data: one line of description, and one for each kind of file left out."""
-    own = task.name == "datasets" or {"images", "text"} & set(task.options)
+    own = task.name == "datasets" or {"images", "text", "source", "handed_over"} & set(task.options)
     found = [task.description] if own else []
     if not isinstance(task, ImageTask):
         return found
     if task.skipped:
-        every = sum(task.sizes.values()) + len(task.skipped)
+        count = max(task.left_out, len(task.skipped))
+        every = sum(task.sizes.values()) + count
         named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped])
-        found.append(f"Skipped {len(task.skipped)} of {every} images: {named}")
+        found.append(f"Skipped {count} of {every} images: {named}")
     if task.ignored:
         files, is_no = ("file", "is no image") if len(task.ignored) == 1 else ("files", "are no images")
         found.append(f"Ignored {len(task.ignored)} {files} that {is_no} in a class's folder: {_listed(task.ignored)}")

@@ -1,8 +1,4 @@
-"""A folder of your own images as a task: class folders, any size, channels and file type.
-
-Each picture is scaled and cropped to the canvas minus a margin of two patches at every edge. The margin has the mean
-colour of the training pictures, so that it is 0 after standardisation.
-"""
+"""A folder of your own images as a task: class folders, any size, channels and file type."""
 
 from __future__ import annotations
 
@@ -13,23 +9,18 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from jaxtyping import Int, Num
-from torch import Tensor
 
-from relpos.core.checks import fail, require_choice, require_flag, require_int
-from relpos.data.canvas import CanvasTask, Level
+from relpos.core.checks import fail, require_choice, require_int
 from relpos.data.folder import SHARES, Found, Listing, assign, list_folder
+from relpos.data.pictures import IMAGE_SIZE, PATCH, Moments, Pictures
 from relpos.data.task import Split, Watch
 from relpos_command.visible import visible
 
-IMAGE_SIZE = (64, 64)
-PATCH = (8, 8)
-_MARGIN = 2
 _NAMED = 3
 _OPTIONS = ("images", "image_size", "patch", "bad_images", "rotate", "max_pixels", "contents")
 
 
-class ImageFolder(CanvasTask):
+class ImageFolder(Pictures):
     """Images in a folder, a folder for each class; see `relpos.data.folder` for how they are split.
 
     Args:
@@ -47,7 +38,6 @@ class ImageFolder(CanvasTask):
 
     name: ClassVar[str] = "images"
     summary: ClassVar[str] = "Your own images, a folder for each class."
-    subject: ClassVar[str] = "picture"
 
     def __init__(
         self,
@@ -62,19 +52,11 @@ class ImageFolder(CanvasTask):
     ) -> None:
         from relpos.data.decode import MAX_PIXELS, decode_all, endings  # needs Pillow
 
-        _require_sizes(image_size, patch)
+        super().__init__(image_size, patch, rotate)
         require_choice(bad_images, "bad_images", ("error", "skip"))
         max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
         require_int(max_pixels, "max_pixels", at_least=1)
-        require_flag(rotate, "rotate")
-        if rotate and image_size[0] - 2 * _MARGIN * patch[0] != image_size[1] - 2 * _MARGIN * patch[1]:
-            fail("square pictures to rotate", f"an image size of {_by(image_size)}", "Choose a square one.")
         folder = Path(images).expanduser().resolve()
-        self.image_size, self.patch_size, self.turned = image_size, patch, rotate
-        rows, columns = (edge - 2 * _MARGIN * of for edge, of in zip(image_size, patch, strict=True))
-        self.picture_size = (rows, columns)
-        self.first_corner = (_MARGIN * patch[0] - patch[0] // 2, _MARGIN * patch[1] - patch[1] // 2)
-
         listing = list_folder(folder, endings())
         self.classes, self.ignored = listing.classes, listing.ignored
         paths = [folder / image.path for image in listing.images]
@@ -117,12 +99,13 @@ class ImageFolder(CanvasTask):
         """Keep pixels and labels of each split; one channel if every picture is grey."""
         grey = all((one == one[:, :, :1]).all() for one in pictures.values())
         self.channels = 1 if grey else 3
-        self._pixels, self._labels = {}, {}
         for split, images in splits.items():
             stacked = np.stack([pictures[image][:, :, : self.channels] for image in images])
             self._pixels[split] = torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
             self._labels[split] = torch.tensor([self.classes.index(image.label) for image in images])
-        self._level = _level(self._pixels["train"])
+        moments = Moments()
+        moments.add(self._pixels["train"])
+        self._level = moments.level(self.channels)
 
     def _describe(self, folder: Path, listing: Listing) -> str:
         sizes = self.sizes
@@ -133,20 +116,8 @@ class ImageFolder(CanvasTask):
         return (
             f"{sum(sizes.values())} images of {len(self.classes)} classes in {folder.name or folder}: "
             f"{sizes['train']} for training, {sizes['validation']} for validation, {sizes['test']} for test{rule}. "
-            f"Images of other sizes are scaled until the shorter side fits {_by(self.picture_size)} pixels, and the "
-            f"longer is cropped evenly. Each stands near the middle of a {_by(self.image_size)} canvas of the training "
-            "images' mean colour; training moves it within one patch."
+            + self._how_shown()
         )
-
-    @property
-    def level(self) -> Level:
-        return self._level
-
-    def pictures(self, split: Split) -> Num[Tensor, "n C height width"]:
-        return self._pixels[split]
-
-    def labels(self, split: Split) -> Int[Tensor, " n"]:
-        return self._labels[split]
 
 
 def _contents(splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> str:
@@ -159,39 +130,9 @@ def _contents(splits: dict[Split, list[Found]], pictures: dict[Found, Any]) -> s
     return f"{len(pictures)} images, sha256 {digest.hexdigest()[:12]}"
 
 
-def _by(size: Sequence[int]) -> str:
-    return f"{size[0]} x {size[1]}"
-
-
-def _require_sizes(image_size: tuple[int, int], patch: tuple[int, int]) -> None:
-    least = 2 * _MARGIN + 1
-    for edge, of in zip(image_size, patch, strict=True):
-        require_int(of, "patch", at_least=1)
-        require_int(edge, "image_size", at_least=1)
-        if edge % of:
-            below = edge - edge % of
-            near = max(below + of, least * of) if below < least * of else f"{below} or {below + of}"
-            fail(f"an image size divisible by the patch size {_by(patch)}", _by(image_size), f"Take {near} for {edge}.")
-        if edge // of < least:
-            wanted = f"an image size of at least {least} patches per side, of which {2 * _MARGIN} are margin"
-            fail(wanted, f"{_by(image_size)} with patches of {_by(patch)}", f"Take {least * of} or more for {edge}.")
-
-
 def _refuse(folder: Path, broken: Sequence[dict[str, str]]) -> None:
     named = "; ".join(f"{folder / one['path']} ({one['reason']})" for one in broken[:_NAMED])
     more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
     fail(
         "images that can be read", f"{named}{more}", "Repair or remove them, or leave them out with --bad-images skip."
     )
-
-
-def _level(pixels: Num[Tensor, "n C height width"]) -> Level:
-    """Mean and deviation of the training pictures; the background is their mean."""
-    count = pixels[:, 0].numel()
-    parts = [part.double() for part in pixels.split(256)]
-    mean = torch.stack([part.sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
-    square = torch.stack([part.square().sum(dim=(0, 2, 3)) for part in parts]).sum(dim=0) / count
-    deviation = (square - mean.square()).clamp(min=0).sqrt()
-    deviation = torch.where(deviation < 1e-3, 1.0, deviation)  # pictures of one colour are not scaled
-    mean, deviation = mean.float().view(-1, 1, 1), deviation.float().view(-1, 1, 1)
-    return Level(mean, deviation, background=mean)

@@ -94,6 +94,7 @@ class Task(ABC):
         title, description: its texts on the page.
         options: plain values that, with the name, rebuild the task.
         grid: training tokens along each axis.
+        leakage: a line for each split with samples that are also in an earlier one, if that was looked for.
     """
 
     name: ClassVar[str]
@@ -105,6 +106,7 @@ class Task(ABC):
     title: str
     description: str
     options: dict[str, Any]
+    leakage: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, options: dict[str, Any], watch: Watch | None = None) -> Self:
@@ -169,7 +171,8 @@ class ImageTask(Task):
     Attributes:
         classes: names of the labels. channels: channels of an image.
         image_size, patch_size: (rows, columns) in training.
-        skipped: broken files that were left out, each `{"path", "reason"}`. ignored: files that are no images.
+        skipped: broken files that were left out, each `{"path", "reason"}`. left_out: their number, if
+            not all are named. ignored: files that are no images.
     """
 
     kind: ClassVar[TaskKind] = "images"
@@ -182,6 +185,7 @@ class ImageTask(Task):
     patch_size: tuple[int, int]
     skipped: tuple[dict[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    left_out: int = 0
 
     @property
     def grid(self) -> tuple[int, ...]:

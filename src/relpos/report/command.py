@@ -27,7 +27,7 @@ def command_line(results: Results, request: CompareRequest | None = None) -> str
     request = requested(settings) if request is None else request
     functions = [getattr(request, name) for name in _FUNCTIONS]
     own = [*functions, request.tokenizer]
-    if settings.task == "datasets" or not all(isinstance(one, str | None) for one in own):
+    if _handed_over(settings) or not all(isinstance(one, str | None) for one in own):
         return _call(request, repeated=repeated)
     folder = ["--out", "DIR"] if repeated else []
     return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), *folder]))
@@ -40,13 +40,18 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         name: text if text is None or _is_typed(text) else _Name(text) for name, text in named.items()
     }
     changes = dict(settings.changes)
-    options: dict[str, Any] = {
-        name: settings.task_options.get(name) for name in options_of(DataOptions) if name != "data"
-    }
+    name_of_data = _handed_over(settings)
+    read = {} if name_of_data else settings.task_options  # data of Python are read before they are handed over
+    options: dict[str, Any] = {name: read.get(name) for name in options_of(DataOptions) if name != "data"}
     return CompareRequest(
-        **{**options, "rotate": bool(options["rotate"]), "tokenizer": tokenizer_of(settings)},
+        **{
+            **options,
+            "rotate": bool(options["rotate"]),
+            "streaming": bool(options["streaming"]),
+            "tokenizer": None if name_of_data else tokenizer_of(settings),
+        },
         **functions,
-        data=_Name("(train, validation, test)") if settings.task == "datasets" else _data(settings),
+        data=_data(settings) if name_of_data is None else _Name(name_of_data),
         better=settings.better if named["evaluate"] is not None else None,
         what=settings.what,
         choices=tuple(settings.choices) if settings.what != "position" else None,
@@ -69,8 +74,9 @@ def tokenizer_of(settings: SettingsRecord) -> Any:
 
 
 _FIRST = (
-    "data", "tokenizer", "documents", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step",
-    "evaluate", "better", "what", "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
+    "data", "image_column", "label_column", "text_column", "streaming", "buffer", "survey", "bad_data", "tokenizer",
+    "documents", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step", "evaluate", "better",
+    "what", "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
 )  # fmt: skip
 _ORDER = [*_FIRST, *(name for name in options_of(CompareRequest) if name not in (*_FIRST, "out"))]
 """The order of the options in the command."""
@@ -128,10 +134,17 @@ def _call(request: CompareRequest, *, repeated: bool) -> str:
     return "\n".join(["relpos.compare(", *arguments, *(["    out=DIR,"] if repeated else []), ")"])
 
 
+def _handed_over(settings: SettingsRecord) -> str | None:
+    """An expression for data that only Python can hand over; None for those that the command takes."""
+    if settings.task == "datasets":
+        return "(train, validation, test)"
+    return "relpos.data.from_hf(dataset)" if settings.task_options.get("handed_over") else None
+
+
 def _data(settings: SettingsRecord) -> str:
     """The value of `--data`: a folder, a file, or the name of data that come with the libraries."""
     options = settings.task_options
-    data = options.get("images", options.get("text"))
+    data = options.get("images", options.get("text", options.get("source")))
     return settings.task if data is None else f"./{data}" if data in _BUILT_IN else str(data)
 
 
