@@ -104,6 +104,7 @@ _MODULES = (
     "udop",
     "disentangled",
     "decomposed",
+    "multiscale",
     "slopes",
     "transformer_xl",
     "parakeet",
@@ -117,6 +118,7 @@ _MODULES = (
     "shifted_windows",
     "beit",
     "rel_pos",
+    "maxvit",
     "distances",
 )
 
