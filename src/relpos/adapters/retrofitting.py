@@ -33,7 +33,7 @@ def retrofit(
     border: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> RetrofitReport:
-    """Let a model of transformers, timm or torchvision compute its own relative position with relpos, in place.
+    """Let a model of transformers, timm, torchvision or MONAI compute its own relative position with relpos, in place.
 
     Outputs and gradients equal the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
     configuration files and the random state stay. These calls run as published: calls below a measured number of
@@ -180,7 +180,7 @@ def _require_served(
                 _SEE_DOCUMENT,
             )
         fail(
-            "a model of transformers, timm or torchvision with a relative position",
+            "a model of transformers, timm, torchvision or MONAI with a relative position",
             f"{type(model).__name__}, which has no known relative position",
             f"Known: {', '.join(served)}; {_SEE_DOCUMENT}",
         )

@@ -86,7 +86,7 @@ class PositionKind:
 
     Attributes:
         name: one or two words, such as "T5 buckets".
-        library: import name, "transformers", "timm" or "torchvision".
+        library: import name, "transformers", "timm", "torchvision" or "monai".
         switches: whether the modules' `config` selects the attention function; it is then switched to ours.
     """
 
@@ -105,6 +105,7 @@ _MODULES = (
     "disentangled",
     "decomposed",
     "multiscale",
+    "monai_attention",
     "slopes",
     "transformer_xl",
     "parakeet",

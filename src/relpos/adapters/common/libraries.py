@@ -20,7 +20,7 @@ import torch
 from relpos.adapters.common import interface
 from relpos.core.checks import fail
 
-EXTRAS = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision"}
+EXTRAS = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision", "monai": "monai"}
 """Library name to the extra that installs it."""
 
 

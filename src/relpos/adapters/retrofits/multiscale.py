@@ -1,9 +1,9 @@
-"""torchvision's MViT, of videos: one vector per offset in time, rows and columns, multiplied with the query.
+"""torchvision's MViT, of videos: one vector per offset in time, of rows and of columns, multiplied with the query.
 
     score[h, i, j] += <q[i], rel_pos_t[t]> + <q[i], rel_pos_h[row]> + <q[i], rel_pos_w[column]>      q unscaled
 
-Queries, keys and values are pooled to grids of their own; the class token, which is always there, is not, and has no
-position. Tables for another size are interpolated, as published. See `decomposed.py` for the same of images.
+Queries, keys and values are pooled to grids of their own. The class token, which is always there, is not pooled and has
+no position. Tables for another size are interpolated, as published. See `decomposed.py` for models of images.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.retrofits.decomposed import DecomposedAttention, pooled_size
 from relpos.core import Grid
 
-Size = tuple[int, ...]
-
 
 class MultiscaleVideoAttention(DecomposedAttention):
     """`MultiscaleAttention`: queries and keys are pooled to different grids."""
@@ -28,12 +26,12 @@ class MultiscaleVideoAttention(DecomposedAttention):
     def tables(self) -> tuple[Tensor, ...]:
         return self.rel_pos_t, self.rel_pos_h, self.rel_pos_w
 
-    def forward(self, x: Tensor, thw: Size) -> tuple[Tensor, Size]:
+    def forward(self, x: Tensor, thw: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
         """Attention of the cells and the class token, `[B, 1 + T H W, E]`."""
         query_size, key_size = (pooled_size(_convolution(pool), thw) for pool in (self.pool_q, self.pool_k))
         queries, keys = Grid(*query_size, prefix=1), Grid(*key_size, prefix=1)
         if not _divide(query_size, key_size) or not self.takes(queries.count, keys.count):
-            published: tuple[Tensor, Size] = super().forward(x, thw)
+            published: tuple[Tensor, tuple[int, ...]] = super().forward(x, thw)
             return published
         parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         pools = self.pool_q, self.pool_k, self.pool_v
@@ -48,7 +46,7 @@ def _convolution(pool: Any) -> Any:
     return None if pool is None else pool.pool
 
 
-def _divide(queries: Size, keys: Size) -> bool:
+def _divide(queries: tuple[int, ...], keys: tuple[int, ...]) -> bool:
     """Whether row indices are integers along each axis. The published floating-point products may miss an integer."""
     return all(max(pair) % min(pair) == 0 for pair in zip(queries, keys, strict=True))
 
@@ -70,6 +68,7 @@ def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
 
 
 _ATTENTION = "torchvision.models.video.mvit.MultiscaleAttention"
+
 
 KINDS = (
     PositionKind(
