@@ -221,7 +221,7 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
         stack.holder.get_parameter(name).requires_grad_(False)
     for number, layer in enumerate(stack.layers):
         put_in_front(layer, stack.mixin, LayerPosition(positions, number, stack.site.queries, holder))
-    for module, mixin in stack.tokens:
+    for module, mixin in (*stack.tokens, *stack.others):
         put_in_front(module, mixin, LayerPosition(positions, 0, stack.site.queries, holder))
     config = _config_of(stack)
     if config is not None:

@@ -251,7 +251,7 @@ class Repositioned(Retrofitted):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None = None,
+        mask: Tensor | Mask | None = None,
         *,
         causal: bool = False,
         scale: float | None = None,
@@ -262,7 +262,7 @@ class Repositioned(Retrofitted):
 
         Args:
             mask: `[B, M]`, True or 1 at real keys. Or four dimensions: True where a pair may attend, or numbers added
-                to scores.
+                to scores. Or a mask of relpos's own.
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
             states: for a mechanism that is made from them.
         """
@@ -274,9 +274,11 @@ class Repositioned(Retrofitted):
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
 
     def terms_and_mask(
-        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool, states: LayerStates | None = None
+        self, queries: int, keys: int, mask: Tensor | Mask | None, *, causal: bool, states: LayerStates | None = None
     ) -> tuple[Terms, Mask | None]:
         """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
+        if isinstance(mask, Mask):
+            return self.layer_position.terms(queries, keys, states), mask
         if states is not None and mask is not None and mask.dim() == 2:
             states.without_padding(mask)
         terms = self.layer_position.terms(queries, keys, states)

@@ -18,20 +18,36 @@ from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.core import Terms
 
 
-class PartitionAttention(Retrofitted):
+class Partitions(Retrofitted):
+    """What the layer does beside its position, retrofitted or replaced."""
+
+    def attend_partitions(self, x: Tensor) -> Tensor:
+        """Attention within partitions `[B, G, N, E]`."""
+        q, k, v = self.to_qkv(x.flatten(0, 1)).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        merged: Tensor = self.merge(self.attend_heads(q, k, v).transpose(1, 2).flatten(2))
+        return merged.view(x.shape)
+
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention with position, `[B * G, H, N, D]`."""
+        raise NotImplementedError
+
+
+class PartitionAttention(Partitions):
     """`RelativePositionalMultiHeadAttention`, borders of timm's MaxViT."""
 
     border = 512
     training_border = 192
 
     def forward(self, x: Tensor) -> Any:
-        """Attention within partitions `[B, G, N, E]`."""
+        """The published forward."""
         tokens = self.max_seq_len
         if x.dim() != 4 or x.shape[2] != tokens or not self.takes(tokens, tokens):
             return super().forward(x)
-        q, k, v = self.to_qkv(x.flatten(0, 1)).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = self.attend(q, k, v, position=self.terms(), scale=self.scale_factor)
-        return self.merge(out.transpose(1, 2).flatten(2)).view(x.shape)
+        return self.attend_partitions(x)
+
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention with the module's own position."""
+        return self.attend(q, k, v, position=self.terms(), scale=self.scale_factor)
 
     def terms(self) -> Terms:
         """The position of one partition."""
