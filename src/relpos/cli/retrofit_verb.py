@@ -70,15 +70,19 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _model(name: str) -> Any:
-    """The model of `hf:FOLDER`, or `timm:NAME` with random weights."""
+    """The model of `hf:FOLDER`, or of `timm:NAME` or `torchvision:NAME` with random weights."""
     from relpos.adapters.common.libraries import imported
     from relpos.adapters.library_models import require_folder, require_timm_name
+    from relpos.adapters.torchvision_models import require_torchvision_name, torchvision_model
     from relpos.core.checks import fail
 
     source, _, rest = name.partition(":")
     if source == "timm" and rest:
         require_timm_name(rest)
         return imported("timm").create_model(rest, pretrained=False)
+    if source == "torchvision" and rest:
+        require_torchvision_name(rest)
+        return torchvision_model(rest)
     if source == "hf" and rest:
         require_folder(rest)
         transformers = imported("transformers")
@@ -86,7 +90,7 @@ def _model(name: str) -> Any:
         if any(folder.glob("*.safetensors")):
             return transformers.AutoModel.from_pretrained(folder, local_files_only=True)
         return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
-    fail("hf:FOLDER or timm:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
+    fail("hf:FOLDER, timm:NAME or torchvision:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
 
 
 def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
