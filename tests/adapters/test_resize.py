@@ -48,6 +48,50 @@ def _output(found: Any) -> torch.Tensor:
     return found if isinstance(found, torch.Tensor) else found[0]
 
 
+DYNAMIC: dict[str, tuple[Callable[..., Any], dict[str, Any], str, dict[str, bool]]] = {
+    "timm ViT": (timm_vit, {"dynamic_img_size": True}, "img_size", {}),
+    "transformers ViT": (hf_vit, {}, "image_size", {"interpolate_pos_encoding": True}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_positions_that_are_defined_anywhere_take_images_of_any_size(name: str) -> None:
+    """They equal a model that was built for each size, also of as many patches in another shape."""
+    build, dynamic, size, call = DYNAMIC[name]
+    model = build(**dynamic)
+    relpos.replace_position(model, "rotary_2d+sinusoidal_2d")
+    for pixels in ((32, 48), (16, 24), (48, 32), (24, 16), (16, 24)):
+        other = build(**{size: pixels})
+        relpos.replace_position(other, "rotary_2d+sinusoidal_2d")
+        held = {key: x for key, x in model.state_dict().items() if "pos_embed" not in key and "position_emb" not in key}
+        other.load_state_dict(held, strict=False)
+        x = images(2, pixels).double()
+        torch.testing.assert_close(_output(model(x, **call)), _output(other(x)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_checkpoint_must_know_the_shape_of_its_image() -> None:
+    model = timm_vit(dynamic_img_size=True)
+    relpos.replace_position(model, "rotary_2d")
+    model.set_grad_checkpointing()
+    first, second = images(1, (32, 48)).double(), images(1, (16, 24)).double()
+    loss = model(first).square().sum() + model(second).square().sum()
+    found = torch.autograd.grad(loss, model.cls_token)
+    model.set_grad_checkpointing(False)
+    wanted = torch.autograd.grad(model(first).square().sum() + model(second).square().sum(), model.cls_token)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    model.set_grad_checkpointing()
+    with pytest.raises(ValueError, match=r"got \(6, 4\) after \(4, 6\)\. Train without them"):
+        model(images(1, (48, 32)).double())
+
+
+def test_a_table_takes_no_other_size() -> None:
+    model = timm_vit(dynamic_img_size=True)
+    relpos.replace_position(model, "rotary_2d+relative_2d")
+    with pytest.raises(ValueError, match=r"images of \(2, 3\) patches; got \(4, 6\)\. Call relpos\.resize_position"):
+        model(images(1, (32, 48)).double())
+
+
 def test_longer_texts() -> None:
     model = gpt2()
     relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(8), shared=True, init_std=0.5)

@@ -2,7 +2,8 @@
 
     patches -> class token in front -> encoder: own embedding OFF, mechanism -> blocks of `nn.MultiheadAttention`
 
-The mechanisms know the grid, so images need not be square, and `resize_position` need change nothing of the model.
+The mechanisms know the grid: images need not be square, `resize_position` need change nothing of the model, and
+mechanisms that are defined at any size take that of each image.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from torch import Tensor
 from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.stacks import Given, Own, Stack, require_class
 from relpos.adapters.replacements.torch_attention import ATTENTION, RepositionedMultiheadAttention, served
-from relpos.adapters.replacements.vit import absolute, require_grid
+from relpos.adapters.replacements.vit import absolute
 from relpos.core import Grid
 from relpos.core.checks import fail
 from relpos.position import Site
 
 
 class RepositionedTorchvisionViT(Repositioned):
-    """`VisionTransformer`: makes patches of images of the mechanisms' grid."""
+    """`VisionTransformer`: makes patches of images of any size that the mechanisms take."""
 
     def _process_input(self, x: Tensor) -> Tensor:
         """Patches `[B, N, E]` of images `[B, channels, height, width]`."""
@@ -30,7 +31,7 @@ class RepositionedTorchvisionViT(Repositioned):
         if x.shape[-2] % patch or x.shape[-1] % patch:
             came = f"images of {x.shape[-2]} x {x.shape[-1]} pixels"
             fail(f"images of whole patches, of {patch} x {patch} pixels", came, "Cut or scale them.")
-        require_grid(self.layer_position.coordinates, (x.shape[-2] // patch, x.shape[-1] // patch))
+        self.layer_position.take_grid((x.shape[-2] // patch, x.shape[-1] // patch))
         patches: Tensor = self.conv_proj(x).flatten(2).transpose(1, 2)
         return patches
 
