@@ -114,3 +114,20 @@ def test_vit_at_another_size() -> None:
     assert model(x).shape == (2, 5)
     with pytest.raises(ValueError, match=r"whole patches, of 4 x 4 pixels; got images of 12 x 18 pixels"):
         model(images(2, (12, 18)).double())
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "function"),
+    [
+        ("vit", "vision_transformer.Encoder", "forward"),
+        ("swin", "swin_transformer", "shifted_window_attention"),
+        ("maxvit", "maxvit.RelativePositionalMultiHeadAttention", "forward"),
+    ],
+)
+def test_another_source(name: str, owner: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = _made(name)
+    file, _, kind = owner.partition(".")
+    library = imported(f"torchvision.models.{file}")
+    monkeypatch.setattr(getattr(library, kind) if kind else library, function, lambda *args, **kwargs: None)
+    with pytest.raises(ValueError, match=rf"a tested version of the library; got torchvision\.models.*{function}"):
+        relpos.replace_position(model, "rotary_2d")
