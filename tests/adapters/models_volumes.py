@@ -34,6 +34,18 @@ def _attention() -> nn.Module:
     return made
 
 
+def _cross_attention() -> nn.Module:
+    made: nn.Module = imported("monai.networks.blocks.crossattention").CrossAttentionBlock(
+        16, 2, rel_pos_embedding="decomposed", input_size=(4, 6), context_input_size=8
+    )
+    return made
+
+
+def _two_maps() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"x": torch.randn(2, 24, 16, generator=generator), "context": torch.randn(2, 24, 8, generator=generator)}
+
+
 def _cells() -> dict[str, Tensor]:
     return {"x": torch.randn(2, 24, 16, generator=torch.Generator().manual_seed(0)), "attn_mask": padding(2, 24)}
 
@@ -42,9 +54,9 @@ def _out(out: Any, inputs: Any) -> tuple[Tensor, ...]:
     return (out,)
 
 
+_ARRAYS = ("rel_pos_arr.0", "rel_pos_arr.1")
 MODELS = [
     Model("monai swin_unetr", _swin, _volumes, _maps, tables=("relative_position_bias_table",), tags={"windows"}),
-    Model(
-        "monai sa_block", _attention, _cells, _out, tables=("rel_pos_arr.0", "rel_pos_arr.1"), tags={"no head order"}
-    ),
+    Model("monai sa_block", _attention, _cells, _out, tables=_ARRAYS, tags={"no head order"}),
+    Model("monai cross_attention_block", _cross_attention, _two_maps, _out, tables=_ARRAYS, tags={"alike"}),
 ]

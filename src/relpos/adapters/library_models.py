@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters.common.libraries import imported, require_importable
+from relpos.adapters.common.libraries import imported, note_on_torchvision, require_importable
 from relpos.adapters.replacing import OWN, replace_position
 from relpos.adapters.reporting import OwnPosition
 from relpos.adapters.torchvision_models import (
@@ -99,12 +99,14 @@ class LibraryModel:
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Notes to show before training: how the model is built, and which weights are initialized anew."""
+        """Notes to show before training: how the model is built, which weights are initialized anew, and a torchvision
+        that is for another torch."""
+        mend = [line for line in (note_on_torchvision(),) if line is not None]
         if not self._is_trained:
-            return [f"{self.name} at the size of the data, with random weights."]
+            return [f"{self.name} at the size of the data, with random weights.", *mend]
         anew = self._loaded(task)[1]
         note = f"; these start from random values, because they do not fit the data: {', '.join(anew)}" if anew else ""
-        return [f"{self.name} starts from its trained weights{note}."]
+        return [f"{self.name} starts from its trained weights{note}.", *mend]
 
     @cached_property
     def own_patch(self) -> tuple[int, int] | None:

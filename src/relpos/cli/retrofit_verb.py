@@ -25,6 +25,7 @@ def run(request: RetrofitRequest) -> None:
     from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
     from rich.text import Text
 
+    from relpos.adapters.common.libraries import note_on_torchvision
     from relpos.bench.retrofits import compare_retrofit
     from relpos.core.checks import fail
 
@@ -54,6 +55,8 @@ def run(request: RetrofitRequest) -> None:
                 raise ValueError(str(error)) from error
             raise
     console.print(Text(str(report)), soft_wrap=True)
+    if (note := note_on_torchvision()) is not None:
+        console.print(Text(note), soft_wrap=True)
     console.print()
     console.print(_table(timings, forward=request.forward))
     console.print(_speed_in_words(timings), highlight=False, soft_wrap=True)
