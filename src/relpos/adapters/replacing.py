@@ -51,7 +51,7 @@ def replace_position(
     init_std: float = 0.0,
     force: bool = False,
 ) -> ReplacementReport:
-    """Replace the position of a model of timm, transformers or PyTorch by a mechanism, in place.
+    """Replace the position of a model of timm, torchvision, transformers or PyTorch by a mechanism, in place.
 
     The model's own absolute embedding, tables, rotation or slopes are switched off; they stay in its state dict and
     require no gradient. The mechanisms are a child named `positions` of the module that holds the layers, so they are
