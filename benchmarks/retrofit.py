@@ -26,6 +26,8 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "adapters"))
 
+from wheels import WHEELS, importable  # noqa: E402
+
 import relpos  # noqa: E402
 from relpos.adapters.common.libraries import imported  # noqa: E402
 from relpos.bench.retrofits import compare_retrofit  # noqa: E402
@@ -259,13 +261,16 @@ SHAPES |= {
 
 def agreements() -> dict[str, list[dict[str, Any]]]:
     """How every model of the tests agrees: by name, the verdicts of its modules."""
+    from models_toolkits import MODELS
+
     from models import models
 
     found = {}
-    for name, model in models().items():
-        print("verify", name, flush=True)
-        report = relpos.retrofit(model.made(torch.float32), border=0)
-        found[name] = [dataclasses.asdict(verdict) for verdict in report.verified]
+    with importable():
+        for name, model in {**models(), **{model.name: model for model in MODELS}}.items():
+            print("verify", name, flush=True)
+            report = relpos.retrofit(model.made(torch.float32), border=0)
+            found[name] = [dataclasses.asdict(verdict) for verdict in report.verified]
     return found
 
 
@@ -286,7 +291,7 @@ def main() -> None:
         "torchvision": imported("torchvision").__version__.partition("+")[0],
         "monai": metadata.version("monai"),
         "python": platform.python_version(),
-    }
+    } | {wheel.package: wheel.requirement.partition("==")[2] for wheel in WHEELS}
     wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]
     if wanted:
         result["threads"], result["processor"] = asked.threads, _processor()

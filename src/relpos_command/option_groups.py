@@ -17,11 +17,11 @@ _STEPS = (1, 10_000_000)
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data, and how images are read."""
+    """The data, and how images or a text are read."""
 
     data: Any = option(
         "digits",
-        "your images, DIR/class/..., or DIR/train/class/... with DIR/val and DIR/test; your text file, read as bytes; "
+        "your images, DIR/class/..., or DIR/train/class/... with DIR/val and DIR/test; your text file; "
         "digits (handwritten); or text (Python's documentation)",
         "DATA",
         stated=True,
@@ -48,6 +48,21 @@ class DataOptions:
         default_in_words="100000000",
     )
     rotate: bool = option(False, "also test images rotated by 90, 180 and 270 degrees")
+    tokenizer: Any = option(
+        None,
+        "of a text: bytes; hf:FOLDER, hf:FILE or hf:NAME (its tokenizer.json, a name from Hugging Face's cache); "
+        "tiktoken:NAME or tiktoken:FILE.tiktoken",
+        "NAME",
+        default_in_words="bytes",
+    )
+    documents: Literal["cut", "packed"] | None = option(
+        None,
+        "of a text: cut, inputs are cut from all documents joined; packed, attention stays within a document; in a "
+        "file, lines of <|endoftext|> are between them",
+        "HOW",
+        choices=("cut", "packed"),
+        default_in_words="cut",
+    )
 
     def of_images(self) -> dict[str, Any]:
         """How a folder of images is read."""
@@ -58,6 +73,10 @@ class DataOptions:
             "max_pixels": self.max_pixels,
             "rotate": self.rotate,
         }
+
+    def of_text(self) -> dict[str, Any]:
+        """How a text is read."""
+        return {"tokenizer": self.tokenizer, "documents": self.documents}
 
 
 @dataclass(frozen=True, kw_only=True)

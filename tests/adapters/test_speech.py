@@ -75,3 +75,20 @@ def test_an_encoder_whose_layers_have_no_position_is_left(name: str) -> None:
             setattr(one, setting, value)
     with pytest.raises(ValueError, match="Encoder: it has no position"):
         relpos.retrofit(module)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["parakeet", "nemotron_asr_streaming"])
+def test_positions_beyond_the_librarys_cap(name: str) -> None:
+    """The published model refuses them, or did in earlier versions."""
+    model = models()[name]
+    module = model.made()
+    (wanted,) = model.called(module)
+    module.encode_positions.max_position_embeddings = 8
+    if name == "nemotron_asr_streaming":
+        with pytest.raises(ValueError, match="max_position_embeddings 8"):
+            model.called(module)
+    relpos.retrofit(module, border=0, verify=False)
+    (own,) = model.called(module)
+    assert float((own - wanted).abs().max()) <= 1e-10 * float(wanted.abs().max())
+    assert module.encode_positions.max_position_embeddings == 8

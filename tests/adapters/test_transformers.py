@@ -199,3 +199,13 @@ def test_reentrant_checkpointing_on_both_sides_of_the_border(length: int) -> Non
     model.activation_checkpointing_enable({"use_reentrant": True})
     model.enable_input_require_grads()
     model(tokens(1, length))[0].sum().backward()
+
+
+def test_a_decoder_of_one_token_keeps_the_gradient_of_its_bias() -> None:
+    """It is 0, and not None, which DistributedDataParallel refuses: Chronos-Bolt decodes so."""
+    model = writer()
+    relpos.retrofit(model, border=0, verify=False)
+    model(input_ids=tokens(2, 9), decoder_input_ids=tokens(2, 1)).logits.sum().backward()
+    gradient = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad
+    assert gradient is not None
+    assert not gradient.any()

@@ -24,7 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
+from relpos import Grid, LineBias, Mask, QueryScale, Sequence, Sinks, Terms, lines
+from relpos.core import after_content
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
@@ -125,7 +126,7 @@ def run(label: str, call: Call, arch: int) -> int:
         setattr(kernels, recorder.kernel.__name__, recorder)
     launch.shared_memory = lambda device: ROOM[arch] * 1024
     out, lse = passes.forward(call)
-    learned = [term.values for term in call.terms.of(LineBias)]
+    learned = [term.values for term in call.terms.of(LineBias)] + [term.factor for term in call.terms.of(QueryScale)]
     gradients = Gradients([call.q, call.k, call.v, *learned])
     passes.backward(call, out, lse, torch.zeros_like(out), torch.zeros_like(lse), gradients)
     for recorder in recorders:
@@ -155,11 +156,15 @@ def calls(everything: bool) -> Any:
         if where is not None:
             line = lines(where)
             terms = terms + LineBias(torch.zeros(4, line.length), line)
+            if number % 7 == 5:
+                of_queries = torch.zeros(1, 4, n)
+                terms = after_content(terms.without(Sinks) + QueryScale(of_queries, "scores") + Sinks(of_queries))
         mask = Mask.causal() if word else None
         mask = mask & Mask.packed(torch.arange(n) // 50) if mask is not None and word == "packed" else mask
         seed = torch.tensor(1) if everything and number % 2 else None
         call = Call(q, k, v, terms, mask, 0.1, 0.1, seed)
-        yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},", call
+        scaled = " scaled," if terms.of(QueryScale) else ""
+        yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},{scaled}", call
 
 
 def turns(arch: int) -> int:

@@ -29,6 +29,7 @@ from relpos import (
     Mask,
     Positions,
     QueryBias,
+    QueryScale,
     Rotation,
     Sequence,
     Sinks,
@@ -113,6 +114,34 @@ def test_few_tokens(where: Any, given: dict[str, Any], small_tiles: None, monkey
     for name, count in (("H", H), ("B", 5)):
         monkeypatch.setattr(test_streaming, name, count)
     assert_right(*where if isinstance(where, tuple) else [where], **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "few", "factors", "sinks"),
+    [
+        ("prefix", 0, (1, "H"), (1, "H")),
+        ("unequal grids", 0, ("B", 1), ("B", "H")),
+        ("irregular", 256, ("B", "H"), (1, 1)),
+    ],
+)
+def test_a_factor_and_a_sink_of_each_query(
+    name: str, few: int, factors: tuple[Any, Any], sinks: tuple[Any, Any], small_tiles: None, monkeypatch: Any
+) -> None:
+    """The factor is on the bias too, and learned, and so is the sink."""
+    monkeypatch.setattr(limits, "FEW", few)
+    monkeypatch.setattr(test_streaming, "H", H)
+    queries, keys = COORDINATES[name]
+    position, shapes = biased(queries, keys)
+    sizes = {"B": B, "H": H, 1: 1}
+    of_queries = [(*(sizes[size] for size in own), queries.count) for own in (factors, sinks)]
+
+    def terms(values: Tensor, factor: Tensor, logits: Tensor) -> Terms:
+        return position(values) + QueryScale(factor, "scores") + Sinks(logits)
+
+    counts = queries.count, (keys or queries).count
+    given = {"mask": Mask.window(7, 3) if counts[0] == counts[1] else None, "groups": 1, "dtypes": DTYPES[:1]}
+    check(terms, shapes + of_queries, *counts, backend="triton", **given)
 
 
 SERVED = [name for name, mask in MASKS.items() if not mask.has_globals and mask.blocks is None]

@@ -88,6 +88,18 @@ def test_samples_are_there_only_when_asked_for_and_a_program_compiles() -> None:
     compile(without["train.py"], "train.py", "exec")
 
 
+def test_a_tokenizer_keeps_no_folder() -> None:
+    results = make_text(("none", "t5"), seeds=1)
+    options = {"text": "/home/x/secret/a.txt", "tokenizer": "hf:its/secret/words", "documents": "packed", "tokens": "0"}
+    results["settings"]["task_options"] = options
+    results["task"] |= {"tokenizer": "hf:words", "vocabulary": 1001, "documents": "packed", "bytes_per_token": 2.5}
+    files = bundled(results)
+    assert "secret" not in "".join(files.values())
+    assert "--data a.txt --tokenizer hf:words --documents packed" in files["README.txt"]
+    assert "vocab_size=1001" in files["train.py"]
+    compile(files["train.py"], "train.py", "exec")
+
+
 def test_a_user_with_the_name_of_a_mechanism_changes_no_name(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "learned")
     assert read(json.loads(bundled(make(("learned",), seeds=1, images=4))["results.json"])).names == ["learned"]

@@ -103,6 +103,10 @@ def typed(request: CompareRequest) -> CompareCommand:
         {"quick": True, "changes": {"batch_size": 8, "learning_rate": 0.01, "norm": "rmsnorm", "weight_decay": 0.5}},
         {"model": "timm:vit", "step": "a b.py:f", "given": {"model": "timm:vit", "step": "x/a b.py:f"}},
         {"task": "images", "task_options": {"images": "photos", "patch": [4, 4], "rotate": True, "max_pixels": 9}},
+        {
+            "task": "text",
+            "task_options": {"text": "a.txt", "tokenizer": "hf:a b", "documents": "packed", "tokens": "0"},
+        },
     ],
 )
 def test_the_command_asks_for_the_request(make: Any, changes: dict[str, Any]) -> None:

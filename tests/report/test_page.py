@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from choice_results import make as make_choices
 from image_results import diverge
+from rich.console import Console
 from text_results import BITS, make_text
 
 from html_tags import Tags
 from relpos.report.page import _OF_MODEL, breakable, build_page, save_overview, sourced, write_report
+from relpos.report.terminal import render_terminal
 from relpos.results import ResultsError
 from relpos.train import OF_THE_MODEL
 
@@ -79,6 +82,24 @@ def test_data_cannot_break_out(make: Any) -> None:
 
 
 @pytest.mark.slow
+def test_it_says_by_which_tokens_bits_per_byte_are() -> None:
+    results = make_text(("none", "t5"), seeds=1)
+    assert "tokens by" not in build_page(results), "bytes need no tokenizer"
+    results["task"] |= {"tokenizer": "hf:words", "vocabulary": 1001, "documents": "packed", "bytes_per_token": 2.5}
+    page, by = build_page(results), "Bits per byte, tokens by hf:words (vocabulary 1,000, 2.50 bytes a token), lower is"
+    assert by in page
+    assert "every probe scores the same tokens" in page
+    assert "attention stays within a document" in page
+    assert "tokens read at once" in page
+    told = io.StringIO()
+    Console(file=told, width=200).print(render_terminal(results, width=200))
+    assert by in " ".join(told.getvalue().split())
+    results["settings"]["task_options"] = {"contents": "0", "tokenizer": "MyTokenizer", "tokens": "0"}
+    page = build_page(results)
+    assert "tokenizer=tokenizer," in page, "an object of Python is handed over there"
+    assert "import relpos" not in page, "no program has it"
+
+
 def test_a_quick_run_shows_no_ranking(make: Any) -> None:
     page = build_page(make(quick=True))
     assert "It works: 3 of 3" in page

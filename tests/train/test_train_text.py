@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from relpos.data import Text
+from relpos.data.documents import Documents
 from relpos.models import LanguageModel
 from relpos.train import OF_THE_MODEL, Recipe, TextRecipe, bits, measured, train, validated
 
@@ -107,3 +110,63 @@ def test_validation_is_on_validation_text(text: Text) -> None:
     model = Counting(beyond=10_000)
     expected = bits(model, text, text.probes[0], "validation", CPU)[:2].mean().item()
     assert validated(model, text, CPU) == pytest.approx(expected)
+
+
+class Pairs:
+    """A tokenizer of one or two letters a token."""
+
+    vocab_size = 960
+    words = (*"_abcdefghijklmnopqrstuvwxyz. \n", "")
+
+    def encode(self, text: str) -> list[int]:
+        pairs = re.findall(r"[a-z]{1,2}|[^a-z]", text)
+        return [31 * self.words.index(pair[:-1]) % 930 + self.words.index(pair[-1]) for pair in pairs]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join((self.words[one // 31] if one >= 31 else "") + self.words[one % 31] for one in ids)
+
+
+class Flat(nn.Module):
+    """Gives every token the same logits, by its number."""
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        return torch.linspace(0, 3, Pairs.vocab_size + (segments is not None)).expand(*tokens.shape, -1)
+
+
+TALES = [("the wolf and the seven kids. " * 12)[: 200 + 10 * number] for number in range(60)]
+
+
+@pytest.mark.parametrize("documents", ["cut", "packed"])
+def test_bits_per_byte_are_all_nats_over_all_bytes_of_text(documents: str) -> None:
+    splits = {"train": TALES, "validation": TALES[:40], "test": TALES[10:]}
+    task = Text(Documents(splits, "tales", "Tales"), tokenizer=Pairs(), documents=documents)
+    found = measured(Flat(), task, task.probes[1], CPU)
+    text = [token for tale in splits["test"] for token in [*([None] if documents == "packed" else []), *Pairs().encode(
+        tale if documents == "packed" else f"{tale}\n\n"
+    )]]  # fmt: skip
+    count = (len(text) - 1) // 2048 * 2048
+    predicted = [token for token in text[1 : count + 1] if token is not None]  # a document's beginning is not text
+    chance = F.log_softmax(torch.linspace(0, 3, task.vocabulary).double(), dim=0)
+    nats = -sum(chance[token].item() for token in predicted)
+    size = len(Pairs().decode(predicted).encode())
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert len(found["values"]) == count // 2048
+    assert sum(found["values"]) / len(found["values"]) == pytest.approx(found["bits_per_byte"], abs=1e-5)
+    assert validated(Flat(), task, CPU) == pytest.approx(found["bits_per_byte"], rel=0.02)
+
+
+def test_attention_stays_within_packed_documents() -> None:
+    tales = dict.fromkeys(("train", "validation", "test"), TALES)
+    task = Text(Documents(tales, "tales", "Tales"), documents="packed")
+    model, _ = train(task, "relative_1d", TINY, seed=0, device=CPU)
+    assert model.arguments["vocab_size"] == 257
+    read, follows = task.blocks("test")
+    found = bits(model.grow(512, model.growth()[0]), task, task.probes[1], "test", CPU, blocks=1)[0, :512]
+    begins = [0, *(read[0, 1:512] == 256).nonzero()[:, 0].add(1).tolist(), 512]
+    assert len(begins) > 3
+    longer = model.grow(512, model.growth()[0])
+    for low, high in itertools.pairwise(begins):  # each document alone
+        with torch.no_grad():
+            nats = F.cross_entropy(longer(read[:1, low:high])[0], follows[0, low:high], reduction="none")
+        torch.testing.assert_close(found[low:high], nats / math.log(2), rtol=1e-4, atol=1e-4)
+    assert found[begins[1] - 1] == 0, "what begins a document has no bits"

@@ -34,7 +34,6 @@ from relpos.adapters.torchvision_models import (
 )
 from relpos.core.checks import fail
 from relpos.data import ImageTask, Task, Text
-from relpos.data.text import VOCABULARY
 
 PREFIXES = ("timm:", "torchvision:", "hf:")
 INIT_STD = 0.02
@@ -190,13 +189,16 @@ class LibraryModel:
             changes: dict[str, Any] = {**sizes, "num_labels": len(task.classes)}
         elif isinstance(task, Text):
             auto, kinds = transformers.AutoModelForCausalLM, "a text"
-            changes = {"vocab_size": VOCABULARY, "is_decoder": True, "use_cache": False}
+            changes = {"vocab_size": task.vocabulary, "is_decoder": True, "use_cache": False}
             changes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if not self._is_trained:
                 changes["max_position_embeddings"] = task.length
         else:
             came = "datasets of another kind"
             fail(f"images or a text file for {self.name}", came, "Pass build(position, task) instead.")
+        if isinstance(task, Text) and task.is_packed:
+            came = f"{self.name}, whose attention knows no borders"
+            fail("relpos's own model for packed documents", came, "Pass documents=cut, or build(position, task).")
         if isinstance(task, Text) and getattr(config, "is_encoder_decoder", False):
             came = f"{self.name}, a {config.model_type}, which maps one text to another"
             remedy = "Pass datasets with both, build(position, task) and a step: docs/replace.md."

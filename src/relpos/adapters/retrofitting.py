@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from relpos.adapters.common import interface, switching
 from relpos.adapters.common.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
-from relpos.adapters.common.libraries import require_importable, strange
+from relpos.adapters.common.libraries import require_importable, strange, version_of
 from relpos.adapters.common.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.common.verification import Verdict, verify_model
 from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
@@ -33,7 +32,7 @@ def retrofit(
     border: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> RetrofitReport:
-    """Let a model of transformers, timm, torchvision or MONAI compute its own relative position with relpos, in place.
+    """Let a model of another library compute its own relative position with relpos, in place.
 
     Outputs and gradients equal the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
     configuration files and the random state stay. These calls run as published: calls below a measured number of
@@ -89,7 +88,7 @@ def retrofit(
                 "a module that can be verified", f"parts of one ({', '.join(kinds)})", "Pass the encoder or the model."
             )
         _require_agreement(verdicts)
-    versions = {kind.library: metadata.version(kind.library) for _, _, kind, _ in found}
+    versions = {kind.library: version_of(kind.library) for _, _, kind, _ in found}
     rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
     return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border)
 
@@ -180,7 +179,7 @@ def _require_served(
                 _SEE_DOCUMENT,
             )
         fail(
-            "a model of transformers, timm, torchvision or MONAI with a relative position",
+            "a model of a known library with a relative position",
             f"{type(model).__name__}, which has no known relative position",
             f"Known: {', '.join(served)}; {_SEE_DOCUMENT}",
         )

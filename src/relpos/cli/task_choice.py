@@ -18,7 +18,7 @@ def choose_task(request: DataOptions, console: Console) -> Task:
     from relpos.data import find_data, notes
 
     with reading(console) as watch:
-        task = find_data(request.data, watch=watch, **request.of_images())
+        task = find_data(request.data, watch=watch, **request.of_images(), **request.of_text())
     for note in notes(task):
         say(console, note)
     return task

@@ -56,6 +56,8 @@ def compare(
     bad_images: Literal["error", "skip"] | None = None,
     max_pixels: int | None = None,
     rotate: bool = False,
+    tokenizer: object = None,
+    documents: Literal["cut", "packed"] | None = None,
     out: str | Path | None = None,
     quick: bool = False,
     device: str = "auto",
@@ -101,6 +103,11 @@ def compare(
         bad_images: `"error"` or `"skip"`, for image files that cannot be read.
         max_pixels: the most pixels of an image; larger ones cannot be read.
         rotate: whether to test rotated images, too.
+        tokenizer: of a text, `"bytes"`, `"hf:NAME"`, `"tiktoken:NAME"`, or an object of tokenizers, tiktoken or
+            transformers, or with `encode(text) -> ids`, `decode(ids) -> text` and `vocab_size`. Bits per byte count
+            every byte of text once, so that they compare between tokenizers.
+        documents: of a text, `"cut"`: inputs are cut from all documents joined; `"packed"`: attention stays within
+            each. Lines of `<|endoftext|>` are between those of a file.
         out: the folder of the results; by default one under runs/, named after the settings. Work finished there is
             not repeated: name another folder to run it again.
         quick: check that it works, in under a minute; ranks nothing.
@@ -141,6 +148,8 @@ def compare(
         bad_images=bad_images,
         max_pixels=max_pixels,
         rotate=rotate,
+        tokenizer=tokenizer,
+        documents=documents,
         out=out,
         quick=quick,
         device=device,
@@ -205,7 +214,7 @@ def _task(request: CompareRequest, procedure: Procedure, display: Display) -> Ta
         image_size, patch = _sizes(procedure.build, request.data, request.image_size, least)
         request = replace(request, image_size=image_size, patch=patch)
     with display.reading() as watch:
-        task = find_data(request.data, watch=watch, **request.of_images())
+        task = find_data(request.data, watch=watch, **request.of_images(), **request.of_text())
     if procedure.build is None and task.kind == "other":
         expected = "a model with these datasets (relpos's own needs images [C, height, width] with a class each)"
         fail(expected, "none", "Pass model=build.")

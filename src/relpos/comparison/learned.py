@@ -29,8 +29,8 @@ def _rounded(x: Tensor, digits: int = 4) -> Any:
     return [_rounded(row, digits) for row in x] if x.dim() else round(x.item(), digits)
 
 
-def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
-    """A line bias over its offsets, for text only past ones; None for more than two axes, which no picture shows."""
+def _bias(term: LineBias, layer: str | int, *, unit: str | None) -> Learned | None:
+    """A line bias over its offsets, for a text only past ones; None for more than two axes, which no picture shows."""
     layout, line = term.lines.layout, term.lines
     if len(layout.spans) > 2:
         return None
@@ -41,13 +41,13 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
         prefix = _rounded(values[:, torch.tensor(of_prefix, device=values.device)])
     offsets = [[low, low + span - 1] for low, span in zip(layout.low, layout.spans, strict=True)]
     table = values[:, : layout.tokens].reshape(-1, *layout.spans)
-    if text:
+    if unit is not None:
         table, offsets = table[:, -offsets[0][0] :], [[0, offsets[0][1]]]
     return Learned(
         "bias",
         layer=layer,
         axes=len(layout.spans),
-        along="bytes" if text else "raster order",
+        along="raster order" if unit is None else unit,
         offsets=offsets,
         values=_rounded(table),
         prefix=prefix,
@@ -55,12 +55,15 @@ def _bias(term: LineBias, layer: str | int, *, text: bool) -> Learned | None:
 
 
 @torch.no_grad()
-def learned(model: Model) -> list[Learned]:
+def learned(model: Model, unit: str = "bytes") -> list[Learned]:
     """Every line bias as a table over offsets, and the similarity of absolute positions to one another.
 
     Above `TOKENS` positions, similarities are left out: there is one number per pair.
+
+    Args:
+        unit: of a language model's offsets, bytes or tokens.
     """
-    grid, text = model.coordinates, isinstance(model, LanguageModel)
+    grid, of_text = model.coordinates, unit if isinstance(model, LanguageModel) else None
     shared = model.shared_position and model.positions.period == 1  # else the first layer of its entry is named
     entries: list[Learned] = []
     for part in model.token_position.parts() if grid.count <= TOKENS else ():
@@ -77,7 +80,7 @@ def learned(model: Model) -> list[Learned]:
             if needs_states(part):  # one number an offset would not say what it learned
                 continue
             for term in part.terms(grid).of(LineBias):
-                bias = _bias(term, "shared" if shared else layer, text=text)
+                bias = _bias(term, "shared" if shared else layer, unit=of_text)
                 if bias is not None:
                     entries.append(bias)
     return entries
@@ -125,7 +128,7 @@ def attention_over_examples(model: VisionTransformer, task: ImageTask) -> Attent
 
 
 PROMPT, WRITTEN = 64, 320
-"""Bytes that a language model is given, and bytes that it writes; together they exceed the trained length."""
+"""Tokens that a language model is given, and tokens that it writes; together they exceed the trained length."""
 
 
 @torch.no_grad()
@@ -142,4 +145,4 @@ def sample(model: LanguageModel, task: Text) -> Sample:
         whole = grown.generate(whole, PROMPT + WRITTEN - task.length, temperature=0.0)
     whole = whole[0]
     parts = {"prompt": whole[:PROMPT], "within": whole[PROMPT : task.length], "beyond": whole[task.length :]}
-    return Sample(**{name: bytes(part.tolist()).decode("utf-8", "replace") for name, part in parts.items()})
+    return Sample(**{name: task.decode(part.tolist()) for name, part in parts.items()})

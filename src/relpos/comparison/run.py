@@ -113,7 +113,7 @@ def _looked_at(run: Run, model: nn.Module, task: Task) -> Run:
     """Add learned positions and examples (attention or text) to the run of a relpos model."""
     if not isinstance(model, VisionTransformer | LanguageModel):
         return run
-    run = replace(run, learned=learned(model))
+    run = replace(run, learned=learned(model, task.unit if isinstance(task, Text) else "bytes"))
     match model, task:
         case VisionTransformer(), ImageTask():
             return replace(run, attention=attention_over_examples(model, task))

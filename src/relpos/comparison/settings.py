@@ -36,6 +36,7 @@ from relpos.train import (
     Recipe,
     build_swin,
     resolve_device,
+    scores_of,
 )
 from relpos.version import __version__
 from relpos_command.requests import CompareRequest
@@ -230,7 +231,7 @@ def _require_served(names: tuple[str, ...], position: str, recipe: Recipe, task:
         model = find_choice("attention", name).change(recipe).build(task, position)
         try:
             with torch.no_grad():
-                model(inputs)
+                scores_of(model, inputs)
         except NotImplementedError:
             fail(f"a position that {name} attention supports", repr(position), f"Leave out --positions, or {name}.")
 

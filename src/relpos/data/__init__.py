@@ -8,6 +8,7 @@ from relpos.core.checks import require_name
 from relpos.data.canvas import CanvasTask
 from relpos.data.datasets import Datasets, ImageDatasets
 from relpos.data.digits import Digits
+from relpos.data.documents import Documents
 from relpos.data.finding import KINDS_OF_DATA, find_data, notes
 from relpos.data.images import ImageFolder
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
@@ -36,6 +37,7 @@ __all__ = [
     "CanvasTask",
     "Datasets",
     "Digits",
+    "Documents",
     "ImageDatasets",
     "ImageFolder",
     "ImageProbe",

@@ -2,7 +2,7 @@
 
     "digits", "text"                data that comes with the libraries
     a folder                        images, a folder for each class
-    a file                          text, read as bytes
+    a file                          text, read as bytes or by a tokenizer
     (train, validation, test)       datasets, in Python
     a `Task`                        the task itself
 
@@ -28,25 +28,35 @@ KINDS_OF_DATA = {
     "digits": Digits.summary,
     "text": "English as bytes: the documentation of the Python language, which comes with it.",
     "DIR": ImageFolder.summary,
-    "FILE": "Your own text, read as bytes.",
+    "FILE": "Your own text, read as bytes or by a tokenizer.",
 }
 """Descriptions of the accepted data, for a list."""
 _NAMED = 5
 """How many files a line names."""
 
 
-def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Task:
+def find_data(
+    data: object, *, watch: Watch | None = None, tokenizer: object = None, documents: str | None = None, **images: Any
+) -> Task:
     """The task for the user's data.
 
     Args:
         data: see the list in this module's docstring.
         watch: receives how many files are read, of how many.
+        tokenizer, documents: of `Text`, only for a text.
         images: options of `ImageFolder`, only for a folder; None and False count as not given.
 
     Raises:
         ValueError: the data do not exist or cannot be read, or the options are for other data.
     """
     given = {name: value for name, value in images.items() if value is not None and value is not False}
+    of_text: dict[str, Any] = {"tokenizer": tokenizer, "documents": documents}
+    of_text = {name: value for name, value in of_text.items() if value is not None}
+    is_folder = isinstance(data, str | Path) and data not in BUILT_IN and Path(data).expanduser().is_dir()
+    if of_text and (is_folder or data == Digits.name or not isinstance(data, str | Path)):
+        came = data.name if isinstance(data, Task) else "datasets" if isinstance(data, tuple | list) else str(data)
+        named = " and ".join(of_text)
+        fail(f"a text as data with {named}", came, f"Name a file of text, or leave {named} out.")
     for name in given.keys() & {"image_size", "patch"}:
         given[name] = (given[name], given[name]) if isinstance(given[name], int) else tuple(given[name])
     if isinstance(data, tuple | list):
@@ -74,7 +84,9 @@ def find_data(data: object, *, watch: Watch | None = None, **images: Any) -> Tas
         fail(f"a folder of images as data with {named}", str(what), f"Name the folder, or leave {named} out.")
     if isinstance(data, Task):
         return data
-    return BUILT_IN[str(data)]() if path is None else Text(path)
+    if path is None and data == Digits.name:
+        return Digits()
+    return Text(path, **of_text)
 
 
 def notes(task: Task) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from relpos.report.measure import Measure, measure_of
+from relpos.report.measure import Measure, measure_of, unit_of
 from relpos.report.standings import Standing, Standings, contenders, far_probe, in_words, outcomes, stand
 from relpos.report.verdict import ComparisonVerdict, undecided
 from relpos.results import Results
@@ -194,7 +194,7 @@ def _choose(results: Results, test: Standings, away: Standings | None) -> _Answe
         moves, stays = (
             ("objects move", "they never do")
             if test.measure.is_share
-            else (f"inputs grow beyond {results.task.length:,} bytes", "they never do")
+            else (f"inputs grow beyond {results.task.length:,} {unit_of(results.task)}", "they never do")
         )
         lines = [f"Choose {_best(away)} if {moves}.", f"Choose {_best(test)} if {stays}."]
         named = [away.best.contender.name, test.best.contender.name]

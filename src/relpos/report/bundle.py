@@ -23,7 +23,7 @@ from relpos.report.page import build_page, program_of
 from relpos.results import Results, plain, read
 from relpos_command.visible import visible
 
-PATHS = ("images", "text", "model", "step", "evaluate")
+PATHS = ("images", "text", "tokenizer", "model", "step", "evaluate")
 """Fields whose text is a path, or has one: only its last part stays."""
 _SAMPLED = ("prompt", "within", "beyond")
 _ABSOLUTE = re.compile(r"""(?<![^\s'"(\[=:,])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s'",;]+[/\\])*([^/\\\s'",;]+)""")
@@ -124,7 +124,7 @@ def _scrubbed(tree: Any, private: Mapping[str, str], key: str = "") -> Any:
         return [_scrubbed(value, private) for value in tree]
     if not isinstance(tree, str):
         return tree
-    text = re.sub(r"^((?:hf|timm):)?.*[/\\]", r"\1", tree, flags=re.DOTALL) if key in PATHS else tree
+    text = re.sub(r"^((?:hf|timm|tiktoken):)?.*[/\\]", r"\1", tree, flags=re.DOTALL) if key in PATHS else tree
     text = text if key in _SAMPLED else _ABSOLUTE.sub(r"\1", text)
     for name, word in private.items():
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", word, text)

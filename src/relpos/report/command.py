@@ -26,7 +26,8 @@ def command_line(results: Results, request: CompareRequest | None = None) -> str
     repeated = request is None
     request = requested(settings) if request is None else request
     functions = [getattr(request, name) for name in _FUNCTIONS]
-    if settings.task == "datasets" or not all(isinstance(one, str | None) for one in functions):
+    own = [*functions, request.tokenizer]
+    if settings.task == "datasets" or not all(isinstance(one, str | None) for one in own):
         return _call(request, repeated=repeated)
     folder = ["--out", "DIR"] if repeated else []
     return " ".join(map(_quoted, ["relpos", "compare", *written(request, _ORDER), *folder]))
@@ -43,7 +44,7 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         name: settings.task_options.get(name) for name in options_of(DataOptions) if name != "data"
     }
     return CompareRequest(
-        **{**options, "rotate": bool(options["rotate"])},
+        **{**options, "rotate": bool(options["rotate"]), "tokenizer": tokenizer_of(settings)},
         **functions,
         data=_Name("(train, validation, test)") if settings.task == "datasets" else _data(settings),
         better=settings.better if named["evaluate"] is not None else None,
@@ -61,9 +62,15 @@ def requested(settings: SettingsRecord) -> CompareRequest:
     )
 
 
+def tokenizer_of(settings: SettingsRecord) -> Any:
+    """The tokenizer's name; a `_Name` if it is an object of Python; None for bytes."""
+    named = settings.task_options.get("tokenizer")
+    return named if named is None or str(named).startswith(("hf:", "tiktoken:")) else _Name("tokenizer")
+
+
 _FIRST = (
-    "data", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step", "evaluate", "better", "what",
-    "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
+    "data", "tokenizer", "documents", "image_size", "patch", "bad_images", "rotate", "max_pixels", "model", "step",
+    "evaluate", "better", "what", "choices", "positions", "seeds", "steps", "recipe", "batch_size", "lr",
 )  # fmt: skip
 _ORDER = [*_FIRST, *(name for name in options_of(CompareRequest) if name not in (*_FIRST, "out"))]
 """The order of the options in the command."""

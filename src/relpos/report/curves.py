@@ -11,7 +11,7 @@ import numpy as np
 
 from relpos.report.advice import Advice, cost_tokens, first_of, relative, step_cost
 from relpos.report.drawing.charts import Chart, Point
-from relpos.report.measure import measure_of
+from relpos.report.measure import measure_of, unit_of
 from relpos.report.standings import Contender, best_rules, chance_of, far_probe, grown_probe, in_words, outcomes
 from relpos.results import ProbeRecord, Results
 
@@ -50,7 +50,7 @@ def curves(results: Results, advice: Advice) -> dict[str, Chart]:
     for group, title, across in (
         ("shift", "Shifted farther than in training", "pixels"),
         ("canvas", "On larger canvases", "height of the canvas, pixels"),
-        ("length", "The same text in longer pieces", "bytes read at once"),
+        ("length", "The same text in longer pieces", f"{unit_of(results.task)} read at once"),
         ("rotation", "Rotated", "degrees counter-clockwise"),
     ):
         probes = results.probes(group)
@@ -86,7 +86,8 @@ def _point(results: Results, name: str, probe: ProbeRecord, x: float) -> Point |
 
 
 def _by_position(results: Results, advice: Advice) -> Chart | None:
-    """Bits of the bytes at each position of the longest text."""
+    """Bits per byte at each position of the longest text."""
+    unit = unit_of(results.task)
     probes = results.probes("length")
     if not probes:
         return None
@@ -102,7 +103,7 @@ def _by_position(results: Results, advice: Advice) -> Chart | None:
             means = np.mean(by_seed, axis=0)
             width = probe.x / len(means)
             lines[name] = [Point((at + 0.5) * width, mean, mean, mean) for at, mean in enumerate(means.tolist())]
-    return _chart(results, f"By position in {probe.x:,g} bytes", "position, bytes", lines, advice) if lines else None
+    return _chart(results, f"By position in {probe.x:,g} {unit}", f"position, {unit}", lines, advice) if lines else None
 
 
 def _training(results: Results, advice: Advice) -> Chart | None:

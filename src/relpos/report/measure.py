@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relpos.report.statistics import Interval, mean_interval, paired_difference
-from relpos.results import Results
+from relpos.results import Results, TaskRecord
 
 MINUS = "\N{MINUS SIGN}"
 Scored = Mapping[int, NDArray[np.float64]]
@@ -108,6 +108,19 @@ FIGURE = {
     better: Measure("figure", "figure", better, "unit", "test data", little=0.0) for better in ("higher", "lower")
 }
 """The user's metric, by which figures are better; only the user knows what difference is negligible."""
+
+
+def unit_of(task: TaskRecord) -> str:
+    """The unit of lengths of text: bytes, or a tokenizer's tokens."""
+    return "bytes" if task.tokenizer is None else "tokens"
+
+
+def by_tokens(task: TaskRecord) -> str:
+    """The tokenizer by which a text's bits are measured, as the end of "bits per byte"; empty for bytes."""
+    if task.tokenizer is None:
+        return ""
+    vocabulary = (task.vocabulary or 0) - (task.documents == "packed")  # without the token that begins a document
+    return f", tokens by {task.tokenizer} (vocabulary {vocabulary:,}, {task.bytes_per_token or 0:.2f} bytes a token)"
 
 
 def measure_of(results: Results) -> Measure:

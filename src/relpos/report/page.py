@@ -15,14 +15,14 @@ from markupsafe import Markup, escape
 
 from relpos.files.writing import write_whole
 from relpos.report.advice import advise, listed
-from relpos.report.command import as_given, bibtex, citation, command_line
+from relpos.report.command import as_given, bibtex, citation, command_line, tokenizer_of
 from relpos.report.curves import curves, overview
 from relpos.report.drawing.attention_maps import attention_svgs
 from relpos.report.drawing.canvas import LAID_OUT, to_png, to_svg
 from relpos.report.drawing.charts import Chart, draw, paired_figures
 from relpos.report.drawing.learned_positions import learned_svgs
 from relpos.report.drawing.palette import styles, stylesheet
-from relpos.report.measure import measure_of
+from relpos.report.measure import by_tokens, measure_of, unit_of
 from relpos.report.reproduce import reproduce
 from relpos.report.standings import Contender, chance_of, far_probe, outcomes
 from relpos.report.table import NOTHING, Table, build_table, grown_sizes, listed_sizes
@@ -145,6 +145,8 @@ def _context(results: Results) -> dict[str, Any]:
         "chance": chance_of(results),
         "unit": "block of text" if measure.key == "bits_per_byte" else measure.unit,
         "trained": _trained(results),
+        "by_tokens": by_tokens(results.task) if measure.key == "bits_per_byte" else "",
+        "units": unit_of(results.task),
         "metric": {"accuracy": "Accuracy", "bits_per_byte": "Bits per byte", "figure": "The figure"}[measure.key],
         "direction": {"accuracy": "in percent", "bits_per_byte": "lower is better"}.get(
             measure.key, f"{measure.better} is better"
@@ -277,9 +279,11 @@ def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
 
 
 def program_of(results: Results, names: Sequence[str]) -> dict[str, str] | None:
-    """Python that trains the first of these without the command; None with the user's own functions or datasets."""
+    """Python that trains the first of these without the command; None with the user's own functions, datasets
+    or tokenizer."""
     settings = results.settings
-    if settings.model or settings.better or settings.task == "datasets":
+    own = settings.model or settings.better or settings.task == "datasets"
+    if own or tokenizer_of(settings) not in (None, settings.task_options.get("tokenizer")):
         return None
     name = next((name for name in names if results.runs(name)), None)
     return None if name is None else {"name": name, "source": reproduce(results, name)}

@@ -43,6 +43,7 @@ class _Printed:
     precision: str
     threads: int
     quick: bool
+    is_packed: bool
     files: tuple[str, ...]
 
     @classmethod
@@ -64,6 +65,7 @@ class _Printed:
             precision=settings.precision,
             threads=settings.threads,
             quick=settings.quick,
+            is_packed=results.task.documents == "packed",
             files=tuple(settings.given[part] for part in re.split("[+~]", record.position) if part in settings.given),
         )
 
@@ -114,7 +116,7 @@ def reproduce(results: Results, position: str) -> str:
         "        rate = RATE * (step + 1) / WARMUP",
         "    for group in optimizer.param_groups:",
         '        group["lr"] = rate * group["multiplier"]',
-        "    inputs, classes = (x.to(device) for x in next(batches))",
+        *_batch(run),
         *_estimate(recipe, estimating),
         *_step(run),
         "",
@@ -140,7 +142,7 @@ def _model(run: _Printed) -> list[str]:
         sizes: dict[str, Any] = {"img_size": tuple(task["image_size"]), "patch_size": tuple(task["patch_size"])}
         sizes |= {"in_chans": task["channels"], "num_classes": len(task["classes"])}
     else:
-        kind, sizes = "LanguageModel", {"vocab_size": 256, "context": task["length"]}
+        kind, sizes = "LanguageModel", {"vocab_size": task.get("vocabulary") or 256, "context": task["length"]}
     names = _IMAGE_MODEL if task["kind"] == "images" else _TEXT_MODEL
     usual = _USUAL | {"norm": _USUAL_NORM[task["kind"]]}
     unusual = {name: recipe[name] for name, value in usual.items() if recipe[name] != value}
@@ -163,6 +165,16 @@ def _arguments(named: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in named.items())
 
 
+def _batch(run: _Printed) -> list[str]:
+    """Code that takes a batch; packed documents have segments beside their tokens."""
+    if not run.is_packed:
+        return ["    inputs, classes = (x.to(device) for x in next(batches))"]
+    return [
+        "    inputs, classes = next(batches)",
+        "    inputs, classes = type(inputs)(*(x.to(device) for x in inputs)), classes.to(device)",
+    ]
+
+
 def _estimate(recipe: Mapping[str, Any], estimating: bool) -> list[str]:
     """Code for Sophia's Hessian estimate every few steps."""
     if not estimating:
@@ -177,7 +189,8 @@ def _step(run: _Printed) -> list[str]:
     """Code for loss, gradient, clipping and the optimizer's step."""
     dtype, clip = _AUTOCAST.get(run.precision), run.recipe["gradient_clip"]
     each = "classes" if run.task["kind"] == "images" else "classes.flatten()"
-    scores = "model(inputs)" if run.task["kind"] == "images" else "model(inputs).flatten(0, 1)"
+    called = "model(inputs.tokens, segments=inputs.segments)" if run.is_packed else "model(inputs)"
+    scores = called if run.task["kind"] == "images" else f"{called}.flatten(0, 1)"
     forward = [f"    loss = torch.nn.functional.cross_entropy({scores}, {each})"]
     if dtype is not None:
         forward = [f"    with torch.autocast(device.type, {dtype}):", f"    {forward[0]}"]

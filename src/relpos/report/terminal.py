@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relpos.report.advice import advise
-from relpos.report.measure import measure_of
+from relpos.report.measure import by_tokens, measure_of
 from relpos.report.table import Column, Row, build_table
 from relpos.report.table import Table as Built
 from relpos.results import Results, read
@@ -52,7 +52,7 @@ def render_table(results: Results, *, width: int = WIDTH) -> list[RenderableType
         left_out.append(built.columns[least])
         shown = _table(results, built, columns)
     parts: list[RenderableType] = [shown] if _wide(shown) <= width else _lists(built, columns, width)
-    what = "Accuracy in %" if measure.is_share else "Bits per byte, lower is better"
+    what = "Accuracy in %" if measure.is_share else f"Bits per byte{by_tokens(results.task)}, lower is better"
     what = f"The figure, {measure.better} is better" if measure.key == "figure" else what
     half = "\N{PLUS-MINUS SIGN} half the width of the 95% interval"
     cut_off = any("(" in _figure(built, row, index) for row in built.rows for index in columns)

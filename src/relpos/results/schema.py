@@ -96,7 +96,7 @@ class ProbeRecord:
     variant: Annotated[str | None, "distinguishes curves of a group: `centred`, `anywhere`, `zoomed`"] = None
     image_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
     trials: Annotated[int | None, "of images: placements of each test image"] = None
-    length: Annotated[int | None, "of text: bytes read at once"] = None
+    length: Annotated[int | None, "of text: tokens read at once"] = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,12 @@ class TaskRecord:
     patch_size: Annotated[list[int] | None, "of images: `[rows, columns]`"] = None
     skipped: Annotated[list[dict[str, str]], "broken images left out: `path`, `reason`"] = field(default_factory=list)
     ignored: Annotated[list[str], "files in a class's folder that are no images"] = field(default_factory=list)
-    length: Annotated[int | None, "of text: length of inputs in training, in bytes"] = None
+    length: Annotated[int | None, "of text: length of inputs in training, in tokens (bytes by default)"] = None
     blocks: Annotated[int | None, "of text: blocks of the longest length in the test text"] = None
+    tokenizer: Annotated[str | None, "of text: its name; absent for bytes"] = None
+    vocabulary: Annotated[int | None, "of text: different tokens of a model; absent for 256 bytes"] = None
+    documents: Annotated[str | None, "of text: `packed` if attention stays within documents"] = None
+    bytes_per_token: Annotated[float | None, "of text: their mean; absent for bytes"] = None
     largest_class: Annotated[float | None, "of images: share of the test images in the largest class"] = None
 
 
@@ -173,9 +177,10 @@ class Metric:
     correct: Annotated[list[int] | None, "of images: how many placements of each were classified right"] = None
     bits_per_byte: Annotated[float | None, "of text"] = None
     values: Annotated[
-        list[float] | None, "of text: of each block; a quick run reads the first two. Of figures: each unit"
+        list[float] | None,
+        "of text: of each block, its bits by the mean bytes of a block; a quick run reads two. Of figures: each unit",
     ] = None
-    by_place: Annotated[list[float] | None, "of text: for 32 equal parts of an input, first bytes to last"] = None
+    by_place: Annotated[list[float] | None, "of text: for 32 equal parts of an input, first tokens to last"] = None
     reason: Annotated[str | None, "why there is no figure"] = None
     figure: Annotated[float | None, "your own: the mean of `values`, which has one for each unit"] = None
 
@@ -187,7 +192,7 @@ class Learned:
     kind: Annotated[Literal["bias", "embedding"], "which of the two"]
     layer: Annotated[str | int | None, "of a bias: `shared` or an index"] = None
     axes: Annotated[int | None, "of a bias: 1 or 2"] = None
-    along: Annotated[str | None, "of a bias on one axis: `raster order` or `bytes`"] = None
+    along: Annotated[str | None, "of a bias on one axis: `raster order`, `bytes` or `tokens`"] = None
     offsets: Annotated[list[list[int]] | None, "of a bias: `[lowest, highest]` along each axis"] = None
     values: Annotated[Any, "of a bias: of each head, over offsets from the lowest to the highest"] = None
     prefix: Annotated[Any, "of a bias: of each head prefix to token, token to prefix, prefix to prefix"] = None

@@ -11,6 +11,7 @@ from relpos.train.procedure import OURS, Build, Evaluate, Procedure, SplitBatche
 from relpos.train.processes import resolve_device
 from relpos.train.recipe import OF_THE_MODEL, ImageRecipe, Model, Recipe, TextRecipe, note_on_batch
 from relpos.train.run import TrainingRun
+from relpos.train.scores import scores_of
 
 __all__ = [
     "AUTOCAST",
@@ -47,6 +48,7 @@ __all__ = [
     "resolve_device",
     "right",
     "save",
+    "scores_of",
     "to_device",
     "train",
     "validated",

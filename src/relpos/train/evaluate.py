@@ -10,12 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from relpos.data import ImageProbe, ImageTask, Probe, Split, Task, Text, TextProbe
+from relpos.data.text import IGNORED
+from relpos.train.procedure import to_device
 from relpos.train.scores import scores_of
 
 AT_ONCE = 256
 _SCORES = AT_ONCE * 256**2
 """Attention map entries per head in one batch: 256 images of 256 tokens, and fewer images with more tokens."""
-_BYTES_AT_ONCE = 8192
+_TOKENS_AT_ONCE = 8192
+_LOGITS_AT_ONCE = 2**26
+"""Tokens, and logits of a large vocabulary, in one batch."""
 QUICK_BLOCKS = 2
 """Blocks of test text in a quick comparison."""
 VALIDATION_BLOCKS = 2
@@ -84,7 +88,9 @@ def classified(model: nn.Module, task: Task, split: Split, device: torch.device)
 def bits(
     model: nn.Module, task: Text, probe: TextProbe, split: Split, device: torch.device, *, blocks: int | None = None
 ) -> Float[Tensor, "n N"]:
-    """The model's cross-entropy in bits for each byte of each block, in pieces of the probe's length.
+    """The model's cross-entropy in bits for each token of each block, in pieces of the probe's length.
+
+    The token that begins a packed document is not text, and has none.
 
     Args:
         blocks: use the first so many; None for all.
@@ -92,11 +98,12 @@ def bits(
     model.eval()
     read, follows = (x[:blocks] for x in task.blocks(split))
     pieces, wanted = (x.reshape(-1, probe.length) for x in (read, follows))
-    step = max(1, _BYTES_AT_ONCE // probe.length)
+    step = max(1, min(_TOKENS_AT_ONCE, _LOGITS_AT_ONCE // task.vocabulary) // probe.length)
     found = []
     for piece, follow in zip(pieces.split(step), wanted.split(step), strict=True):
-        logits = scores_of(model, piece.to(device)).float()
-        found.append(F.cross_entropy(logits.mT, follow.to(device), reduction="none").cpu())
+        logits = scores_of(model, to_device(task.inputs(piece), device)).float()
+        each = F.cross_entropy(logits.mT, follow.to(device), reduction="none", ignore_index=IGNORED)
+        found.append(each.cpu())
     return (torch.cat(found) / torch.log(torch.tensor(2.0))).view(read.shape)
 
 
@@ -112,15 +119,17 @@ def measured(
     """
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)
-        each = bits(model, task, probe, "test", device, blocks=QUICK_BLOCKS if quick else None)
+        blocks = QUICK_BLOCKS if quick else None
+        each = bits(model, task, probe, "test", device, blocks=blocks)
+        sizes = task.block_bytes("test")[:blocks].double()
         if not each.isfinite().all():
             return {"bits_per_byte": None, "reason": "the model's scores are not finite there"}
-        pieces = each.view(-1, probe.length).mean(dim=0)
-        bins = min(BINS, probe.length)
+        bins, per_byte = min(BINS, probe.length), sizes.mean()  # a division by 1 for bytes
+        by_place, there = (x.view(-1, probe.length).mean(dim=0).view(bins, -1).mean(dim=1) for x in (each, sizes))
         return {
-            "bits_per_byte": round(each.mean().item(), 6),
-            "values": [round(value, 6) for value in each.mean(dim=1).tolist()],
-            "by_place": [round(value, 4) for value in pieces.view(bins, -1).mean(dim=1).tolist()],
+            "bits_per_byte": round((each.mean() / per_byte).item(), 6),
+            "values": [round(value, 6) for value in (each.mean(dim=1) / per_byte).tolist()],
+            "by_place": [round(value, 4) for value in (by_place / there).tolist()],
         }
     if isinstance(task, ImageTask):
         assert isinstance(probe, ImageProbe)
@@ -139,7 +148,8 @@ def validated(model: nn.Module, task: Task, device: torch.device) -> float:
     probe = task.probes[0]
     if isinstance(task, Text):
         assert isinstance(probe, TextProbe)
-        return bits(model, task, probe, "validation", device, blocks=VALIDATION_BLOCKS).mean().item()
+        each = bits(model, task, probe, "validation", device, blocks=VALIDATION_BLOCKS)
+        return (each.mean() / task.block_bytes("validation")[:VALIDATION_BLOCKS].double().mean()).item()
     if not isinstance(task, ImageTask):
         return classified(model, task, "validation", device).float().mean().item()
     assert isinstance(probe, ImageProbe)

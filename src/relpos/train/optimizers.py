@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from relpos.core.checks import require_choice
@@ -49,7 +49,7 @@ def estimate_hessian(
     name: OptimizerName,
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    inputs: Shaped[Tensor, "B ..."],
+    inputs: Any,
     classes: Int[Tensor, "*B"],
     *,
     processes: int = 1,
@@ -57,6 +57,7 @@ def estimate_hessian(
     """Update Sophia's Hessian estimate from a batch; no gradients remain. Other optimizers are unchanged.
 
     Args:
+        inputs: `[B, ...]`, or `PackedTokens`.
         processes: number of processes with an equal share of the batch; the model averages their gradients.
     """
     if not isinstance(optimizer, Sophia):

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 from relpos.core.checks import fail, shape_of
 from relpos.data import ImageTask, Split, Task, Text
-from relpos.data.text import VOCABULARY
 from relpos.train.optimizers import cross_entropy
 from relpos.train.recipe import Recipe
 from relpos.train.scores import scores_of
@@ -160,7 +159,9 @@ class Procedure:
             fail("classes as integers", shape_of(classes), "Pass your own step(model, batch) -> loss.")
         with torch.no_grad(), _called("the model to take a batch of inputs", position):
             scores = scores_of(model, inputs)
-        count = len(task.classes) if isinstance(task, ImageTask) else VOCABULARY if isinstance(task, Text) else None
+        count = (
+            len(task.classes) if isinstance(task, ImageTask) else task.vocabulary if isinstance(task, Text) else None
+        )
         remedy = "Build the model for them, or pass your own step(model, batch) -> loss."
         shape = (*classes.shape, "classes" if count is None else count)
         if (

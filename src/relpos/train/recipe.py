@@ -11,7 +11,7 @@ from torch import nn
 
 from relpos.core.checks import require_choice
 from relpos.data import ImageTask, Task
-from relpos.data.text import VOCABULARY, Text
+from relpos.data.text import Text
 from relpos.layers.block import MlpChoice
 from relpos.layers.norms import HeadNormChoice, NormChoice
 from relpos.models import LanguageModel, VisionTransformer
@@ -198,7 +198,7 @@ TEXT_RATES: Rates = {
 
 @dataclass(frozen=True)
 class TextRecipe(Recipe):
-    """A language model on bytes: `recipes/text_search.py`, with a fifth fewer steps: a dozen take five minutes."""
+    """A language model on text: `recipes/text_search.py`, with a fifth fewer steps: a dozen take five minutes."""
 
     steps: int = 480
     batch_size: int = 4
@@ -225,7 +225,7 @@ class TextRecipe(Recipe):
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, Text)
         return {
-            "vocab_size": VOCABULARY,
+            "vocab_size": task.vocabulary,
             "context": task.length,
             **self.of_the_model(),
         }

@@ -230,7 +230,9 @@ def _attention(
         return out.transpose(1, 2), None
     if position_bias is not None and position_bias.shape[2:] == (1, 1):
         # a constant bias has no effect, but published functions treat a caller's mask differently if there is a bias
-        position_bias = None if own_mask else position_bias.expand(-1, -1, queries, keys)
+        # but its parameters have a gradient of 0, as a decoder's own bias of a single token
+        needless = own_mask and not position_bias.requires_grad
+        position_bias = None if needless else position_bias.expand(-1, -1, queries, keys)
     if term is not None:
         warnings.warn(
             f"a mask of shape {tuple(attention_mask.shape)} came to a retrofitted layer, which expands its bias to "  # type: ignore[union-attr]

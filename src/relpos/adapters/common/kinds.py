@@ -86,7 +86,7 @@ class PositionKind:
 
     Attributes:
         name: one or two words, such as "T5 buckets".
-        library: import name, "transformers", "timm", "torchvision" or "monai".
+        library: import name, such as "transformers".
         switches: whether the modules' `config` selects the attention function; it is then switched to ours.
     """
 
@@ -109,6 +109,9 @@ _MODULES = (
     "slopes",
     "transformer_xl",
     "parakeet",
+    "espnet",
+    "nemo",
+    "speechbrain",
     "shaw",
     "granite",
     "phi4_audio",

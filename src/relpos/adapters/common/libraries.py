@@ -23,6 +23,9 @@ from relpos.core.checks import fail
 EXTRAS = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision", "monai": "monai"}
 """Library name to the extra that installs it."""
 
+DISTRIBUTIONS = {"nemo": "nemo_toolkit", "espnet2": "espnet"}
+"""Top-level package to its name in the package index, where they differ."""
+
 
 @cache
 def imported(name: str) -> Any:
@@ -53,6 +56,9 @@ def require_importable(library: str) -> None:
         imported(library)
     except Exception as error:  # torchvision for another torch raises RuntimeError, and transformers wraps it
         reason = " ".join(str(error).split())[:200]
+        if library not in EXTRAS:
+            remedy = f"Run pip install {DISTRIBUTIONS.get(library, library)}."
+            fail(f"{library}, importable", f"{type(error).__name__}: {reason}", remedy)
         fail(
             f"{library}, importable",
             f"{type(error).__name__}: {reason}",
@@ -78,6 +84,12 @@ def note_on_torchvision() -> str | None:
         "torchvision is a build for another torch (operator torchvision::nms does not exist); relpos works around it. "
         f"To mend it: {torchvision_command()}"
     )
+
+
+def version_of(path: str) -> str:
+    """The installed version of the library of a module or class, by its full name."""
+    package = path.partition(".")[0]
+    return metadata.version(DISTRIBUTIONS.get(package, package))
 
 
 @cache
@@ -125,6 +137,6 @@ def strange(path: str, reads: tuple[str, ...], *, switches: bool) -> str | None:
         return None
     run = sorted({version for where, _ in found for version in known().get(where, {}).values()})
     return (
-        f"{', '.join(unknown)} of {library} {metadata.version(library)} differs from the source "
+        f"{', '.join(unknown)} of {library} {version_of(path)} differs from the source "
         f"tested ({library} {', '.join(run) or 'none'})"
     )

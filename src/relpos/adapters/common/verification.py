@@ -170,7 +170,9 @@ def _copy(module: nn.Module, verified: Verified, dtype: torch.dtype, *, publishe
     kept |= {name: nn.ModuleList([part[0]]) for name, part in kept.items() if name in verified.first}  # type: ignore[index]
     shallow = copy.copy(module)
     shallow.__dict__["_modules"] = kept
-    other = copy.deepcopy(shallow)
+    kept_results = (x for one in shallow.modules() for x in vars(one).values() if isinstance(x, Tensor))
+    # results of an earlier call, such as ESPnet's attention weights, which cannot be copied with their graph
+    other = copy.deepcopy(shallow, {id(x): x.detach() for x in kept_results if not x.is_leaf})
     other.eval()  # not chained: LeViT's returns None
     for one in other.modules():
         one._forward_hooks.clear()

@@ -8,6 +8,7 @@ Their encoders are replaced too. They pass to their layers
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -99,6 +100,17 @@ def _captured(forward: Callable[..., Any]) -> Callable[..., Any]:
     return captured
 
 
+def _positions(encoder: Any, hidden_states: Tensor) -> Tensor:
+    """The sinusoids of all distances. Libraries refuse more than `max_position_embeddings` of them (Nemotron, and
+    Parakeet in earlier versions), although they are computed, not learned: relpos has no such limit."""
+    tokens, encode = hidden_states.shape[1], encoder.encode_positions
+    if encode.max_position_embeddings < tokens and encoder.takes(tokens, tokens):
+        encode = copy.copy(encode)
+        encode.max_position_embeddings = tokens
+    positions: Tensor = encode(hidden_states)
+    return positions
+
+
 def _file(module: nn.Module) -> Any:
     """The library's Python module that defines a module's class."""
     return sys.modules[type(module).__module__]
@@ -112,7 +124,7 @@ def _encode_parakeet(
     **kwargs: Any,
 ) -> Any:
     hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
-    positions = self.encode_positions(hidden_states)
+    positions = _positions(self, hidden_states)
     tokens = hidden_states.shape[1]
     cached = kwargs.get("past_key_values") is not None
     own = not cached and self.takes(tokens, tokens) and _has_equal_positions(self, positions)
@@ -166,7 +178,7 @@ def _encode_nemotron(
 ) -> Any:
     hidden_states = self.subsampling(input_features, attention_mask) * self.input_scale
     tokens, device = hidden_states.shape[1], hidden_states.device
-    positions = self.encode_positions(hidden_states)
+    positions = _positions(self, hidden_states)
     own = self.takes(tokens, tokens) and _has_equal_positions(self, positions)
     if own:  # one set for the batch
         positions = positions[:1].expand_as(positions)

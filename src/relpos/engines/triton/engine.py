@@ -98,10 +98,6 @@ class Triton(Engine):
             if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
                 return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
         biases = call.terms.of(LineBias)
-        if biases and any(term.adds_scores for term in call.terms.of(QueryScale)):
-            return "QueryScale on scores beside a bias"
-        if any(term.of_queries for term in call.terms.of(Sinks)):
-            return "Sinks of each query"
         if biases and call.scale == 0:
             return "a scale of 0 with a bias"
         if len(biases) > 1:

@@ -21,6 +21,8 @@ from relpos.engines.triton.tiles import (
     log,
     product,
     rows,
+    scaled,
+    sink_of,
     span,
     sums_of_rows,
     tested,
@@ -56,16 +58,14 @@ def forward(
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
     head_k = qkv.k + batch64 * qkv.k_b + head64 // size.groups * qkv.k_h
     head_v = qkv.v + batch64 * qkv.v_b + head64 // size.groups * qkv.v_h
-    peak = tl.full([ROWS], NEGATIVE, SUM)
-    total = tl.zeros([ROWS], SUM)
-    if sink is not None:
-        peak = tl.zeros([ROWS], SUM) + tl.load(sink + head)
-        total = total + 1.0
+    peak, total = tl.full([ROWS], NEGATIVE, SUM), tl.zeros([ROWS], SUM)
+    qi = start + tl.arange(0, ROWS)
+    if sink.logits is not None:
+        peak, total = tl.zeros([ROWS], SUM) + sink_of(qi, batch64, head64, size, sink), total + 1.0
     summed = tl.zeros([ROWS, V_PAD], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS
     low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
-    qi = start + tl.arange(0, ROWS)
     at = bias_at(start - first, head, bias)
     for begin in range(first, stop, COLUMNS):
         kj = begin + tl.arange(0, COLUMNS)
@@ -168,12 +168,12 @@ def backward_keys(
 
 @triton.jit
 def backward_queries(
-    d_q, up, qkv, size, bias, allowed, spans, dropout,
+    d_q, d_factor, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of ROWS queries of one head."""
+    """The gradient of ROWS queries of one head, and of their factors on the bias, where these are learned."""
     start, number = _tile_of_program(size.n, ROWS, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
@@ -184,6 +184,7 @@ def backward_queries(
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
     shift, row_delta = sums_of_rows(up, batch_head, start, ROWS)
     into = tl.zeros([ROWS, D_PAD], SUM)
+    of_factor = tl.zeros([ROWS], SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
     first = tl.maximum(first, 0) // COLUMNS * COLUMNS
     low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
@@ -204,16 +205,20 @@ def backward_queries(
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         d_score = weight * (d_weight - row_delta[:, None])
         into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
+        if d_factor is not None:
+            of_factor += tl.sum(d_score * bias_of(qi[:, None], kj[None, :], batch, head, size, bias), axis=1)
+    if d_factor is not None:
+        tl.store(d_factor + batch_head * size.n + qi, of_factor * SCALE, mask=qi < size.n)
     write(d_q + batch_head * size.n * D, into * SCALE, start, size.n, D, ROWS, D, D_PAD, PRECISION)
 
 
 @triton.jit
 def _d_scores(
-    tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+    tile_bias, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, EDGE: tl.constexpr,
     FULL: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores of one tile: EDGE queries and keys from `query_at` and `key_at` on, up to their stops.
+    """The gradient of the bias of one tile: EDGE queries and keys from `query_at` and `key_at` on, up to their stops.
 
     `tile_bias` is the bias of the tile, which all tiles of a program share.
     """
@@ -224,8 +229,8 @@ def _d_scores(
     value = rows(qkv.v + batch64 * qkv.v_b + shared * qkv.v_h, key_at, key_stop, qkv.v_n, EDGE, V, V_PAD, FULL)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, EDGE, V, V_PAD, FULL)
     shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, EDGE)
-    raw = dot_onto(query, tl.trans(key), tile_bias, PRECISION)
     qi, kj = query_at + tl.arange(0, EDGE), key_at + tl.arange(0, EDGE)
+    raw = dot_onto(query, tl.trans(key), scaled(tile_bias, qi[:, None], batch, head, size, bias), PRECISION)
     if not free:
         raw = tested(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE)
     weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
@@ -233,7 +238,7 @@ def _d_scores(
     if dropout.seed is not None:
         kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
         d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-    return weight * (d_weight - row_delta[:, None])
+    return scaled(weight * (d_weight - row_delta[:, None]), qi[:, None], batch, head, size, bias)
 
 
 @triton.jit
@@ -252,8 +257,8 @@ def backward_pairs(
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
         summed += _d_scores(
-            tile_bias, up, qkv, size, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m, False,
-            D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
+            tile_bias, up, qkv, size, bias, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m,
+            False, D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
     first = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
     tl.store(first + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
@@ -351,7 +356,7 @@ def backward_table(
     for _ in range(steps):
         query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, EDGE)
         summed += _d_scores(
-            tile_bias, up, qkv, size, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
+            tile_bias, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
             D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
         batch, cell = _following(batch, cell, first, stop)

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, Sinks, cached
+from relpos.core import LineBias, Lines, QueryScale, Sinks, cached
 from relpos.engines.call import Call
 from relpos.engines.triton import spans, tiles
 from relpos.engines.triton.limits import HOPPERS, interpreting, power_of_2, shared_memory
@@ -42,6 +42,7 @@ class Launches:
         line = self.line(call)
         self.starts = None if line is None else _starts(line.lines)
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
+        self.factor_at = kinds.index(QueryScale) if QueryScale in kinds else None
         self.tested = call.mask is not None
         plain = call.mask is None or call.mask.is_interval
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
@@ -56,6 +57,11 @@ class Launches:
     def sinks(self, call: Call) -> Sinks | None:
         """The sinks of a call."""
         found: Sinks | None = None if self.sinks_at is None else call.terms.items[self.sinks_at]  # type: ignore[assignment]
+        return found
+
+    def factor(self, call: Call) -> QueryScale | None:
+        """What the bias of a call is multiplied by; q has been already."""
+        found: QueryScale | None = None if self.factor_at is None else call.terms.items[self.factor_at]  # type: ignore[assignment]
         return found
 
     def qkv(self, call: Call) -> tiles.QKV:
@@ -76,20 +82,25 @@ class Launches:
         wide = values if values.dtype == self.wide else values.to(self.wide)
         torch.div(wide, self.scale, out=table.narrow(1, pad, length))
         head = 0 if rows == 1 else length + 2 * pad
+        scale = self.factor(call)
+        factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
         if self.starts is not None:
-            return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts)
+            return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts, *factor)
         query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin)
+        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, *factor)
 
     def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
         """The mask of a call, and the spans of queries and of keys."""
         return spans.allowed(call.mask, self.n, self.m, self.device) if self.spans is None else self.spans
 
-    def sink(self, call: Call) -> Tensor | None:
-        """The logits of the sinks of a call."""
+    def sink(self, call: Call) -> tiles.Sink:
+        """The sinks of a call."""
         sinks = self.sinks(call)
-        return None if sinks is None else sinks.logits.to(self.wide) * self.unit
+        if sinks is None:
+            return _NO_SINK
+        logits, batch, head = _with_head_strides(sinks.rows(self.wide) * self.unit)
+        return tiles.Sink(logits, batch, head, int(sinks.of_queries))
 
     def dropout(self, call: Call) -> tiles.Dropout:
         """The dropout of a call."""
@@ -149,7 +160,8 @@ class _Reader:
 
 
 _CLASSES = (64, 128, 256)
-_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0)
+_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0, None, 0, 0)
+_NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
 
@@ -175,6 +187,12 @@ def _narrow_bytes(lines: Lines) -> int:
 def readable(x: Tensor) -> Tensor:
     """The tensor, if the kernels can read it (last stride 1, offsets within a tile in 32 bits); else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) * spans.COARSE < 2**31 else x.contiguous()
+
+
+def _with_head_strides(x: Tensor) -> tuple[Tensor, int, int]:
+    """Numbers of queries, `[1 or B, 1 or H, N or 1]`, contiguous, with their strides along batch and head."""
+    batch, head = (x.shape[axis] > 1 for axis in (0, 1))
+    return x.detach().contiguous(), batch * x.shape[1] * x.shape[2], head * x.shape[2]
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -59,12 +59,17 @@ def backward(
     launches.once("rows", lambda: _rows(launches, count))(
         up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
     )
-    if gradients.wants(call.q):
+    scale = launches.factor(call)
+    learned = scale is not None and gradients.wants(scale.factor)
+    if gradients.wants(call.q) or learned:
         d_q = call.q.new_empty(call.q.shape)
+        d_factor = lse.new_empty(lse.shape) if learned else None
         launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
-            d_q, *rows, of_queries, dropout, varying=varying
+            d_q, d_factor, *rows, of_queries, dropout, varying=(varying, learned)
         )
         gradients.add(call.q, d_q)
+        if scale is not None and d_factor is not None:
+            gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
     if gradients.wants(call.k) or gradients.wants(call.v):
         d_k, d_v = call.k.new_empty(call.k.shape), call.v.new_empty(call.v.shape)
         launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=varying)
@@ -76,8 +81,10 @@ def backward(
     sinks = launches.sinks(call)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)
-        share = torch.exp(sinks.logits.detach().to(launches.wide)[:, None] - shift) * up.delta[:, :, : launches.n]
-        gradients.add(sinks.logits, -share.sum(dim=(0, 2)))
+        share = -torch.exp(sinks.rows(launches.wide).detach() - shift) * up.delta[:, :, : launches.n]
+        gradients.add(
+            sinks.logits, share.sum_to_size(sinks.logits.shape) if sinks.of_queries else share.sum(dim=(0, 2))
+        )
 
 
 def _by_queries(launches: Launches, kind: str, kernel: Any) -> Kernel:

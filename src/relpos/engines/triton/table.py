@@ -151,7 +151,9 @@ def _of_prefix(
     q, upstream = call.q.detach()[:, :, queries].to(launches.wide), up.at[:, :, queries].to(launches.wide)
     k, v = (x.detach()[:, :, keys].to(launches.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
     entries = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    score = (q @ k.mT) * call.scale + line.values.detach().to(launches.wide)[:, entries]
+    scale = launches.factor(call)
+    factor = 1.0 if scale is None else scale.factor.detach().to(launches.wide)[:, :, queries, None]
+    score = (q @ k.mT) * call.scale + line.values.detach().to(launches.wide)[:, entries] * factor
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if call.mask is not None:
         score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
@@ -161,7 +163,7 @@ def _of_prefix(
         columns = torch.arange(keys.start, keys.stop, device=q.device)
         kept = kept_pairs(call.seed, launches.batch, launches.heads, numbers, columns, call.dropout)
         d = d * kept / (1 - call.dropout)
-    d = (weight * (d - up.delta[:, :, queries, None])).sum(dim=0)
+    d = (weight * (d - up.delta[:, :, queries, None]) * factor).sum(dim=0)
     if queries.start == 0 and prefixes[0]:  # these queries have one coordinate
         split = prefixes[1]
         result[:, entries[0, split:]] = d[:, :, split:].sum(dim=1)

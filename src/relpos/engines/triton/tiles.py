@@ -68,6 +68,7 @@ class Bias(NamedTuple):
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
     table has zeros at both ends, three times as many as a tile has rows or columns, so that no index needs a clamp.
+    The bias of a query is multiplied by its `factor`, if there are factors.
     """
 
     table: Any
@@ -77,6 +78,9 @@ class Bias(NamedTuple):
     key: Any
     key_b: Any
     origin: Any
+    factor: Any
+    factor_b: Any
+    factor_h: Any
 
 
 class Allowed(NamedTuple):
@@ -97,6 +101,15 @@ class Allowed(NamedTuple):
     query_segments_b: Any
     key_segments: Any
     key_segments_b: Any
+
+
+class Sink(NamedTuple):
+    """The logits of sinks, times UNIT, with strides of batch, head and query."""
+
+    logits: Any
+    logits_b: Any
+    logits_h: Any
+    logits_n: Any
 
 
 class Spans(NamedTuple):
@@ -232,6 +245,22 @@ def bias_of(qi, kj, batch, head, size, bias):
 
 
 @triton.jit
+def scaled(tile_bias, qi, batch, head, size, bias):
+    """A tile of bias, or of its gradient, each query's times its factor, if it has one."""
+    if bias.factor is not None:
+        row = tl.minimum(qi, size.n - 1)
+        tile_bias *= tl.load(bias.factor + batch.to(tl.int64) * bias.factor_b + head * bias.factor_h + row)
+    return tile_bias
+
+
+@triton.jit
+def sink_of(qi, batch, head, size, sink):
+    """The logits of the sinks of some queries."""
+    of_head = sink.logits + batch * sink.logits_b + head * sink.logits_h
+    return tl.load(of_head + tl.minimum(qi, size.n - 1) * sink.logits_n)
+
+
+@triton.jit
 def bias_at(apart, head, bias):
     """The address of a tile's bias; `apart` is its first query minus its first key. A loop advances both alike."""
     if bias.table is None or bias.query is not None:
@@ -250,9 +279,11 @@ def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECI
     if bias.table is None:
         return dot(a, b, PRECISION)
     elif bias.query is not None:
-        return dot_onto(a, b, bias_of(qi, kj, batch, head, size, bias), PRECISION)
+        tile_bias = bias_of(qi, kj, batch, head, size, bias)
+        return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
     else:
-        return dot_onto(a, b, _read_lattice(at, a.shape[0], b.shape[1], SIGN), PRECISION)
+        tile_bias = _read_lattice(at, a.shape[0], b.shape[1], SIGN)
+        return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
 
 
 @triton.jit

@@ -1,0 +1,54 @@
+"""Masks of all pairs as the interval of keys that each query sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from relpos.adapters.common.pair_masks import mask_of_pairs
+
+N = 7
+AT = torch.arange(N)
+SEEN = {
+    "causal": AT[:, None] >= AT,
+    "chunks": (AT[:, None] // 3 >= AT // 3) & (AT[:, None] // 3 - 1 <= AT // 3),
+    "padded": (AT[:, None] < 5) & (AT < 5),
+    "late": AT.expand(N, N) >= 2,
+    "nothing": torch.zeros(N, N, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_intervals(name: str) -> None:
+    hidden = torch.stack([~SEEN[name], ~SEEN["causal"]])
+    mask = mask_of_pairs(hidden, N)
+    assert mask is not None
+    assert mask.allowed is None
+    assert torch.equal(mask.dense(N, N)[:, 0], ~hidden)
+
+
+def test_keys() -> None:
+    hidden = torch.tensor([[[False, True, False, True]], [[False] * 4]])  # not consecutive: by key they may be so
+    mask = mask_of_pairs(hidden, 4)
+    assert mask is not None
+    assert torch.equal(mask.dense(4, 4)[:, 0], ~hidden.expand(-1, 4, -1))
+
+
+def test_a_query_with_a_gap_is_not_served() -> None:
+    hidden = ~SEEN["causal"][None].repeat(2, 1, 1)
+    assert mask_of_pairs(hidden, N) is not None
+    hidden[1, 5, 2] = True  # after it was read
+    assert mask_of_pairs(hidden, N) is None
+    assert mask_of_pairs(hidden[:1], N) is not None
+    assert mask_of_pairs(hidden, N + 1) is None
+
+
+def test_a_mask_is_read_once() -> None:
+    hidden = ~SEEN["causal"][None]
+    assert mask_of_pairs(hidden, N) is mask_of_pairs(hidden, N)
+    with torch.inference_mode():
+        hidden = hidden.clone()
+        first = mask_of_pairs(hidden, N)
+        hidden[0, 5, 2] = True
+        assert first is not None
+        assert mask_of_pairs(hidden, N) is None
