@@ -16,6 +16,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,7 @@ def main() -> None:
         "transformers": imported("transformers").__version__,
         "timm": imported("timm").__version__,
         "torchvision": imported("torchvision").__version__.partition("+")[0],
+        "monai": metadata.version("monai"),
         "python": platform.python_version(),
     } | {wheel.package: wheel.requirement.partition("==")[2] for wheel in WHEELS}
     wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]

@@ -80,8 +80,8 @@ class CompareRequest(DataOptions, MachineOptions):
     )
     model: str | Build | None = option(
         None,
-        "swin, for images: relpos's Swin Transformer, first with its own position (own); timm:NAME; hf:FOLDER "
-        f"(transformers); or {_FUNCTION}: build(position, task), which returns the model",
+        "swin, for images: relpos's Swin Transformer, first with its own position (own); timm:NAME; "
+        f"torchvision:NAME; hf:FOLDER (transformers); or {_FUNCTION}: build(position, task), which returns the model",
         "MODEL",
         default_in_words="relpos's vision Transformer; for text its language model",
     )
@@ -225,7 +225,10 @@ class BenchRequest:
 class RetrofitRequest:
     """`relpos retrofit`."""
 
-    model: str = option(help="hf:FOLDER (its weights, or random ones of its config.json) or timm:NAME", positional=True)
+    model: str = option(
+        help="hf:FOLDER (its weights, or random ones of its config.json), timm:NAME or torchvision:NAME",
+        positional=True,
+    )
     lengths: str | None = option(
         None,
         "lengths to time (tokens, frames or samples), joined by commas; images have the model's size",

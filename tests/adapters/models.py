@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from relpos.adapters.common.libraries import imported
 
-FILES = ("models_text", "models_speech", "models_images")
+FILES = ("models_text", "models_speech", "models_images", "models_volumes")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
 

@@ -11,8 +11,8 @@ from models import SMALL, Model, first, hf, images, timm
 from relpos.adapters.common.libraries import imported
 
 TABLES = (
-    "relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight", "rel_pos_h", "rel_pos_w", "attention_biases",
-    "height_rel", "width_rel",
+    "relative_position_bias_table", "mlp.2.weight", "meta_mlp.fc2.weight", "rel_pos_h", "rel_pos_w", "rel_pos_t",
+    "attention_biases", "height_rel", "width_rel",
 )  # fmt: skip
 IMAGE = frozenset({"no padding"})
 WINDOWS = IMAGE | {"windows"}
@@ -82,8 +82,32 @@ def _torchvision(version: int) -> nn.Module:
     return made
 
 
-def _video() -> Tensor:
-    return images(2 * 6, 20).unflatten(0, (2, 6)).transpose(1, 2)
+def _maxvit() -> nn.Module:
+    """MaxViT of torchvision: windows, and a grid, of 3 x 3."""
+    made: nn.Module = imported("torchvision.models.maxvit").MaxVit(
+        (24, 24), stem_channels=8, partition_size=3, block_channels=[16, 32], block_layers=[1, 1], head_dim=8,
+        stochastic_depth_prob=0.0, num_classes=5,
+    )  # fmt: skip
+    return made
+
+
+def _multiscale() -> nn.Module:
+    """MViT of torchvision: queries pooled in the second layer, keys in both, in the first to half of all rows."""
+    library = imported("torchvision.models.video.mvit")
+    block = partial(library.MSBlockConfig, kernel_kv=[3, 3, 3], stride_kv=[1, 2, 2])
+    layers = [
+        block(num_heads=1, input_channels=16, output_channels=32, kernel_q=[], stride_q=[]),
+        block(num_heads=2, input_channels=32, output_channels=32, kernel_q=[3, 3, 3], stride_q=[1, 2, 2]),
+    ]
+    made: nn.Module = library.MViT(
+        (20, 20), 4, layers, residual_pool=True, residual_with_cls_embed=False, rel_pos_embed=True,
+        proj_after_attn=True, num_classes=5,
+    )  # fmt: skip
+    return made
+
+
+def _video(frames: int = 6) -> Tensor:
+    return images(2 * frames, 20).unflatten(0, (2, frames)).transpose(1, 2)
 
 
 # BEiT
@@ -258,6 +282,8 @@ MODELS = [
     _timm("torchvision swin", partial(_torchvision, 1), (28, 36), WINDOWS),
     _timm("torchvision swin_v2", partial(_torchvision, 2), (28, 36), WINDOWS, ("cpb_mlp.2.weight",)),
     Model("torchvision swin3d", partial(_torchvision, 3), _video, first, tables=TABLES, tags=WINDOWS),
+    _timm("torchvision maxvit", _maxvit, 24, NORMED),
+    Model("torchvision mvit_v2", _multiscale, partial(_video, 4), first, tables=TABLES, tags=BY_AXIS),
     _timm("timm swin_transformer", _timm_swin("swin_transformer", "SwinTransformer"), 32, WINDOWS),
     _timm("timm swin_transformer_v2", _timm_swin("swin_transformer_v2", "SwinTransformerV2"), 32, WINDOWS | ALIKE),
     _timm("timm swin_transformer_v2_cr", _timm_swin("swin_transformer_v2_cr", "SwinTransformerV2Cr"), 32, WINDOWS),

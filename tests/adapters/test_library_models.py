@@ -16,6 +16,7 @@ import relpos
 from models import SMALL
 from relpos.adapters.common.libraries import imported
 from relpos.adapters.library_models import LibraryModel
+from relpos.adapters.torchvision_models import fitted_torchvision_model
 from relpos.data import Task, find_data, find_task
 from relpos.models import count_parameters
 from relpos.optim import parameter_groups
@@ -65,6 +66,20 @@ def test_its_own_position_is_the_published_model(digits: Any) -> None:
     with torch.no_grad():
         published.pos_embed.zero_()
     assert not torch.equal(scores(built, images), scores(published, images)), "its position says something"
+
+
+def test_models_of_torchvision_take_the_datas_patches_and_channels(digits: Any) -> None:
+    images, _ = next(digits.batches(2, 0))
+    build = LibraryModel("torchvision:swin_t")
+    assert build.own_patch == (4, 4)
+    model = build("rotary_2d", digits)
+    assert scores(model, images).shape == (2, 10)
+    assert model.features[0][0].kernel_size == digits.patch_size  # type: ignore[index, union-attr]
+    assert LibraryModel("torchvision:vit_b_32").own_patch == (32, 32)
+    with torch.device("meta"):  # it has 86 million numbers
+        published: Any = fitted_torchvision_model("vit_b_32", digits)
+    assert published.conv_proj.kernel_size == digits.patch_size
+    assert scores(published, images.to("meta")).shape == (2, 10)
 
 
 def test_position_is_off_with_none_and_on_with_a_mechanism(digits: Any) -> None:
@@ -174,7 +189,11 @@ def folders(tmp_path: Path) -> Path:
         ("gpt2", "relative_2d", "text", r"which have 1; got 'relative_2d', which is for 2 or 3\."),
         ("strange", "own", "text", r"a model_type that transformers knows .*; got 'abacus'\."),
         ("broken", "own", "text", r"expected JSON in .*config\.json; got "),
-        ("timm:", "own", "text", r"expected timm:NAME or hf:FOLDER; got 'timm:'\."),
+        ("timm:", "own", "text", r"expected timm:NAME, torchvision:NAME or hf:FOLDER; got 'timm:'\."),
+        ("torchvision:vit_b_61", "own", "digits", r"of a model of torchvision; got 'vit_b_61'\. Did you mean vit_b_16"),
+        ("torchvision:resnet18", "own", "digits", r"a model whose attention can be found; got ResNet\."),
+        ("torchvision:maxvit_t", "own", "digits", r"an image size for maxvit_t .* Its windows of 7 x 7 need multiples"),
+        ("torchvision:swin_t", "own", "text", r"expected images for torchvision:swin_t; got the data text\."),
     ],
 )
 def test_mistakes_are_one_line(name: str, position: str, data: str, says: str, folders: Path) -> None:

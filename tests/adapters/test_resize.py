@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from models_images import SMALL_BEIT
 from replaced_models import beit, gpt2, hf_vit, swin, timm_vit
 from torch import nn
 
 import relpos
-from models import images
+from models import hf, images
+from relpos.adapters.resizing import for_images, rules_for_images
 
 LARGER: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[int, int], dict[str, bool]]] = {
     "timm ViT": (timm_vit, {"img_size": (32, 48)}, (4, 6), {}),
@@ -48,6 +50,50 @@ def _output(found: Any) -> torch.Tensor:
     return found if isinstance(found, torch.Tensor) else found[0]
 
 
+DYNAMIC: dict[str, tuple[Callable[..., Any], dict[str, Any], str, dict[str, bool]]] = {
+    "timm ViT": (timm_vit, {"dynamic_img_size": True}, "img_size", {}),
+    "transformers ViT": (hf_vit, {}, "image_size", {"interpolate_pos_encoding": True}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_positions_that_are_defined_anywhere_take_images_of_any_size(name: str) -> None:
+    """They equal a model that was built for each size, also of as many patches in another shape."""
+    build, dynamic, size, call = DYNAMIC[name]
+    model = build(**dynamic)
+    relpos.replace_position(model, "rotary_2d+sinusoidal_2d")
+    for pixels in ((32, 48), (16, 24), (48, 32), (24, 16), (16, 24)):
+        other = build(**{size: pixels})
+        relpos.replace_position(other, "rotary_2d+sinusoidal_2d")
+        held = {key: x for key, x in model.state_dict().items() if "pos_embed" not in key and "position_emb" not in key}
+        other.load_state_dict(held, strict=False)
+        x = images(2, pixels).double()
+        torch.testing.assert_close(_output(model(x, **call)), _output(other(x)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_checkpoint_must_know_the_shape_of_its_image() -> None:
+    model = timm_vit(dynamic_img_size=True)
+    relpos.replace_position(model, "rotary_2d")
+    model.set_grad_checkpointing()
+    first, second = images(1, (32, 48)).double(), images(1, (16, 24)).double()
+    loss = model(first).square().sum() + model(second).square().sum()
+    found = torch.autograd.grad(loss, model.cls_token)
+    model.set_grad_checkpointing(False)
+    wanted = torch.autograd.grad(model(first).square().sum() + model(second).square().sum(), model.cls_token)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    model.set_grad_checkpointing()
+    with pytest.raises(ValueError, match=r"got \(6, 4\) after \(4, 6\)\. Train without them"):
+        model(images(1, (48, 32)).double())
+
+
+def test_a_table_takes_no_other_size() -> None:
+    model = timm_vit(dynamic_img_size=True)
+    relpos.replace_position(model, "rotary_2d+relative_2d")
+    with pytest.raises(ValueError, match=r"images of \(2, 3\) patches; got \(4, 6\)\. Call relpos\.resize_position"):
+        model(images(1, (32, 48)).double())
+
+
 def test_longer_texts() -> None:
     model = gpt2()
     relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(8), shared=True, init_std=0.5)
@@ -79,8 +125,36 @@ def test_a_model_of_ones_own() -> None:
     assert model.layers[1].sizes == (64,)
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of what its interpolation calls
+def test_a_retrofitted_model_of_timm_stays_retrofitted(calls: list[Any]) -> None:
+    model, published = beit(), beit()
+    with torch.no_grad():
+        for one in (model, published):
+            for table in (x for key, x in one.named_parameters() if "table" in key):
+                table.copy_(torch.linspace(-2, 2, table.numel()).view_as(table))
+    relpos.retrofit(model, border=1, verify=False)
+    assert str(relpos.resize_position(model, (4, 6))).endswith("32 x 48 pixels")
+    published.set_input_size((32, 48))
+    x = images(2, (32, 48)).double()
+    torch.testing.assert_close(model(x), published(x), rtol=1e-9, atol=1e-9)
+    assert calls == [(25, 25)] * len(model.blocks)
+
+
+@pytest.mark.parametrize("position", ["own", "rotary_2d", "relative_2d", "none"])
+def test_larger_images_of_a_comparison(position: str) -> None:
+    """A copy for each rule; the model itself stays for its own size."""
+    model = timm_vit()
+    relpos.replace_position(model, position)
+    rules = rules_for_images(model)
+    assert set(rules) == {"own": {"interpolated"}, "relative_2d": {"interpolated", "clipped"}}.get(position, {"as is"})
+    for rule in rules:
+        assert for_images(model, (32, 48), rule)(images(1, (32, 48)).double()).shape == (1, 5)
+    assert model(images(1, (16, 24)).double()).shape == (1, 5)
+
+
 def _retrofitted() -> nn.Module:
-    model: nn.Module = beit()
+    model: nn.Module = hf("beit", "Beit", **SMALL_BEIT, use_relative_position_bias=True)
     relpos.retrofit(model, border=1, verify=False)
     return model
 
@@ -104,7 +178,7 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
         None,
         r"got LanguageModel\. Call model\.grow\(size, rule\)",
     ),
-    "retrofitted": (_retrofitted, (8, 8), None, r"got one that keeps its own position .* Call relpos\.restore"),
+    "retrofitted": (_retrofitted, (8, 8), None, r"got BeitModel, which keeps its own position .*\. Other libraries'"),
     "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"got Own, which has none\. Call relpos\.replace_position"),
     "pixels": (_replaced, (32, 48), None, r"of which it has \(2, 3\); got \(32, 48\), images of 256 x 384 pixels"),
     "a window": (_windows, (3, 2), None, r"of which it has \(8, 6\); got \(3, 2\), images of 12 x 8 pixels\. Divide"),

@@ -149,11 +149,32 @@ def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> N
         libraries.require_importable("transformers")
 
 
+@pytest.mark.parametrize(
+    ("version", "ends"),
+    [
+        ("2.13.0+cpu", "torchvision==0.28.* --index-url https://download.pytorch.org/whl/cpu"),
+        ("2.10.1+cu130", "torchvision==0.25.* --index-url https://download.pytorch.org/whl/cu130"),
+        ("2.13.0", "torchvision==0.28.*"),
+        ("2.14.0a0+git1234", "torchvision==0.29.*"),
+    ],
+)
+def test_the_command_that_mends_torchvision(version: str, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert libraries.torchvision_command().endswith(f"--no-deps {ends}")
+    monkeypatch.setattr(libraries, "_REGISTERED", [])
+    assert libraries.note_on_torchvision() is None
+    monkeypatch.setattr(libraries, "_REGISTERED", [object()])
+    note = libraries.note_on_torchvision()
+    assert note is not None
+    assert note.endswith(f"To mend it: {libraries.torchvision_command()}")
+    assert len(note.splitlines()) == 1
+
+
 def test_every_model_of_the_tests_has_a_row_and_every_row_a_model() -> None:
     rows = {one.architecture for kind in kinds() for one in kind.replaced}
     toolkits = (model.name for model in models_toolkits.MODELS if model.name != "chronos bolt")  # T5's
     named = (name.split(",")[0].removesuffix(" encoder") for name in (*models(), *toolkits))
-    shown = {name.removeprefix("timm ").removeprefix("torchvision ") for name in named}
+    shown = {name.removeprefix("timm ").removeprefix("torchvision ").removeprefix("monai ") for name in named}
     assert shown == rows
 
 

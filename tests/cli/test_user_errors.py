@@ -49,7 +49,7 @@ COMPARE = [
     ("--model hf:gone", r"a folder with config\.json after hf:; got gone\. Save a model there"),
     (
         "--model vit.py",
-        r"swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a function .*; got 'vit\.py'\. Pass",
+        r"swin, timm:NAME, torchvision:NAME, hf:FOLDER, or build\(position, task\) as .*; got 'vit\.py'\. Pass",
     ),
     ("--model gone.py:build", r"expected FILE\.py:NAME of a file that is there; got .*gone\.py, which is not"),
     ("--better lower", r"expected better only with evaluate; got better='lower' alone\. Leave it out"),
@@ -146,7 +146,7 @@ CHECK = [
     ("--engines reference", r"expected an engine among .*; got 'reference'"),
 ]
 RETROFIT = [
-    ("resnet", r"expected hf:FOLDER or timm:NAME; got 'resnet'"),
+    ("resnet", r"expected hf:FOLDER, timm:NAME or torchvision:NAME; got 'resnet'"),
     ("hf:nowhere", r"expected a folder with config\.json after hf:; got nowhere"),
     ("timm:beit_bas_patch16_224", r"Did you mean beit_base_patch16_224"),
     ("timm:vit_tiny_patch16_224", r"got VisionTransformer, which has no known relative position"),

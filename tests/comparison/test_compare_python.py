@@ -277,9 +277,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"model": own_model.of_another_shape}, r"expected scores of shape \(2, 10\) .*; got .*\(2, 3\)"),
     "module": ({"model": nn.Linear(1, 1)}, r"expected .*build\(position, task\) as .*; got Linear\(.*Pass the"),
     "hf": ({"model": "hf:gone"}, r"expected a folder with config\.json after hf:; got gone\. Save a model there"),
-    "hf nothing": ({"model": "hf:"}, r"expected timm:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny"),
+    "hf nothing": (
+        {"model": "hf:"},
+        r"expected timm:NAME, torchvision:NAME or hf:FOLDER; got 'hf:'\. Write for example timm:vit_tiny",
+    ),
     "timm": ({"model": "timm:vit_tini_patch16_224"}, r"of timm; got 'vit_tini_patch16_224'\. Did you mean vit_tiny"),
-    "word": ({"model": "swim"}, r"expected swin, timm:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'"),
+    "word": (
+        {"model": "swim"},
+        r"expected swin, timm:NAME, torchvision:NAME, hf:FOLDER, or build\(position, task\) as a .*; got 'swim'",
+    ),
     "depth": (
         {"model": own_model.build, "recipe": {"depth": 1}},
         r"training settings with your own model; got depth, a setting of",

@@ -1,7 +1,8 @@
-"""A model of timm or transformers by name, built for the size of the data, with its position replaced by a mechanism.
+"""A model of another library by name, built for the size of the data, with its position replaced by a mechanism.
 
-    timm:NAME      timm's model of that name, random weights
-    hf:FOLDER      the model of FOLDER/config.json, with the folder's weights if it has any
+    timm:NAME           timm's model of that name, random weights
+    torchvision:NAME    torchvision's, random weights
+    hf:FOLDER           the model of FOLDER/config.json, with the folder's weights if it has any
 
 No network is used. Image data set the size, patch, channels and classes; for a text the vocabulary is its bytes.
 Weights that do not fit are initialized anew: the embedding of words and the head, or the class head.
@@ -23,23 +24,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos.adapters.common.libraries import imported, require_importable
+from relpos.adapters.common.libraries import imported, note_on_torchvision, require_importable
 from relpos.adapters.replacing import OWN, replace_position
 from relpos.adapters.reporting import OwnPosition
+from relpos.adapters.torchvision_models import (
+    fitted_torchvision_model,
+    require_torchvision_name,
+    torchvision_patch,
+)
 from relpos.core.checks import fail
 from relpos.data import ImageTask, Task, Text
 
-PREFIXES = ("timm:", "hf:")
+PREFIXES = ("timm:", "torchvision:", "hf:")
 INIT_STD = 0.02
 """Initial standard deviation of learned positions in a model with random weights, as both libraries use."""
 
 
 @dataclass(frozen=True)
 class LibraryModel:
-    """`build(position, task)` for a model of timm or transformers. Every process builds the same model.
+    """`build(position, task)` for a model of timm, torchvision or transformers. Every process builds the same model.
 
     Args:
-        name: `"timm:NAME"` or `"hf:FOLDER"`.
+        name: `"timm:NAME"`, `"torchvision:NAME"` or `"hf:FOLDER"`.
 
     Raises:
         ValueError: the library is missing, or there is no such model.
@@ -51,10 +57,16 @@ class LibraryModel:
         source, _, rest = self.name.partition(":")
         if source == "timm" and rest:
             require_timm_name(rest)
+        elif source == "torchvision" and rest:
+            require_torchvision_name(rest)
         elif source == "hf" and rest:
             require_folder(rest)
         else:
-            fail("timm:NAME or hf:FOLDER", repr(self.name), "Write for example timm:vit_tiny_patch16_224.")
+            fail(
+                "timm:NAME, torchvision:NAME or hf:FOLDER",
+                repr(self.name),
+                "Write for example timm:vit_tiny_patch16_224.",
+            )
 
     def __call__(self, position: str, task: Task) -> nn.Module:
         """The model for a task, with a mechanism by name; `"own"` keeps its position.
@@ -86,17 +98,21 @@ class LibraryModel:
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Notes to show before training: how the model is built, and which weights are initialized anew."""
+        """Notes to show before training: how the model is built, which weights are initialized anew, and a torchvision
+        that is for another torch."""
+        mend = [line for line in (note_on_torchvision(),) if line is not None]
         if not self._is_trained:
-            return [f"{self.name} at the size of the data, with random weights."]
+            return [f"{self.name} at the size of the data, with random weights.", *mend]
         anew = self._loaded(task)[1]
         note = f"; these start from random values, because they do not fit the data: {', '.join(anew)}" if anew else ""
-        return [f"{self.name} starts from its trained weights{note}."]
+        return [f"{self.name} starts from its trained weights{note}.", *mend]
 
     @cached_property
     def own_patch(self) -> tuple[int, int] | None:
         """Height and width of the published model's patch; None without one."""
-        if self._is_timm:
+        if self._source == "torchvision":
+            return torchvision_patch(self._name)
+        if self._source == "timm":
             with torch.device("meta"):
                 patch = getattr(getattr(self._timm(), "patch_embed", None), "patch_size", None)
         else:
@@ -111,8 +127,8 @@ class LibraryModel:
 
     def described(self) -> str:
         """The model in words, with the library's version and a fingerprint of a folder's files."""
-        if self._is_timm:
-            return f"{self.name}, timm {metadata.version('timm')}"
+        if self._source != "hf":
+            return f"{self.name}, {self.package} {metadata.version(self.package)}"
         digest = hashlib.sha256((self._folder / "config.json").read_bytes())
         for file in sorted(self._folder.glob("*.safetensors")):
             digest.update(file.read_bytes())
@@ -122,32 +138,37 @@ class LibraryModel:
     @property
     def package(self) -> str:
         """The library that has the model."""
-        return "timm" if self._is_timm else "transformers"
+        return "transformers" if self._source == "hf" else self._source
 
     @property
-    def _is_timm(self) -> bool:
-        return self.name.startswith("timm:")
+    def _source(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def _name(self) -> str:
+        return self.name.partition(":")[2]
 
     @property
     def _folder(self) -> Path:
-        return Path(self.name.partition(":")[2]).expanduser()
+        return Path(self._name).expanduser()
 
     @property
     def _is_trained(self) -> bool:
-        return not self._is_timm and any(self._folder.glob("*.safetensors"))
+        return self._source == "hf" and any(self._folder.glob("*.safetensors"))
 
     def _made(self, task: Task) -> nn.Module:
         """The model as published, for a task."""
-        if self._is_timm:
+        if self._source != "hf":
             if not isinstance(task, ImageTask):
                 fail(f"images for {self.name}", f"the data {task.name}", "Name a folder of images, or another model.")
+            if self._source == "torchvision":
+                return fitted_torchvision_model(self._name, task)
             sizes = {"img_size": task.image_size, "patch_size": task.patch_size}
             return self._timm(num_classes=len(task.classes), in_chans=task.channels, **sizes)
         return self._loaded(task)[0]
 
     def _timm(self, **arguments: Any) -> nn.Module:
-        name = self.name.partition(":")[2]
-        timm = imported("timm")
+        name, timm = self._name, imported("timm")
         try:
             made: nn.Module = timm.create_model(name, pretrained=False, **arguments)
         except TypeError as error:

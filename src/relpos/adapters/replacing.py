@@ -51,7 +51,7 @@ def replace_position(
     init_std: float = 0.0,
     force: bool = False,
 ) -> ReplacementReport:
-    """Replace the position of a model of timm, transformers or PyTorch by a mechanism, in place.
+    """Replace the position of a model of timm, torchvision, transformers or PyTorch by a mechanism, in place.
 
     The model's own absolute embedding, tables, rotation or slopes are switched off; they stay in its state dict and
     require no gradient. The mechanisms are a child named `positions` of the module that holds the layers, so they are
@@ -221,7 +221,7 @@ def _put_in(stack: Stack, positions: ReplacedPositions) -> None:
         stack.holder.get_parameter(name).requires_grad_(False)
     for number, layer in enumerate(stack.layers):
         put_in_front(layer, stack.mixin, LayerPosition(positions, number, stack.site.queries, holder))
-    for module, mixin in stack.tokens:
+    for module, mixin in (*stack.tokens, *stack.others):
         put_in_front(module, mixin, LayerPosition(positions, 0, stack.site.queries, holder))
     config = _config_of(stack)
     if config is not None:

@@ -1,22 +1,26 @@
-"""Another size for the mechanisms of a model, in place: after `replace_position`, or in a model of one's own."""
+"""Another size for the mechanisms of a model, in place: after `replace_position`, or in a model of one's own. And for
+timm's own position, after `relpos.retrofit`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from relpos.adapters.common.retrofitted import is_swapped, route, swap_again, unswap
+from relpos.adapters.common.kinds import path_of
+from relpos.adapters.common.retrofitted import is_swapped, make_mechanism, published_class, route, swap_again, unswap
 from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 from relpos.adapters.replacements.stacks import holders, require_unwrapped
 from relpos.adapters.replacements.swin import RepositionedWindowAttention
+from relpos.adapters.replacements.torchvision_vit import RepositionedTorchvisionViT
 from relpos.adapters.reporting import ResizeReport
 from relpos.core import Coordinates, Grid, Sequence
 from relpos.core.checks import fail, require_int, shape_of
 from relpos.models.pretrained import PretrainedModel
-from relpos.position.base.mechanism import Mechanism
-from relpos.position.base.sum import grow_part
+from relpos.position.base.mechanism import AS_IS, Mechanism
+from relpos.position.base.sum import grow_part, growth_of_all
 
 
 def resize_position(
@@ -25,8 +29,9 @@ def resize_position(
     """Take every position mechanism inside a model to another size, in place.
 
     It serves models after `relpos.replace_position` and models of one's own that hold mechanisms. In a vision model of
-    timm, the image size and the windows follow (`set_input_size`), and its own position, which is switched off. A
-    mechanism that layers share stays shared. Resized tables are new parameters: make the optimizer afterwards.
+    timm, the image size and the windows follow (`set_input_size`), and its own position, which is switched off. After
+    `relpos.retrofit` timm resamples its own position, and the model stays retrofitted. A mechanism that layers share
+    stays shared. Resized tables are new parameters: make the optimizer afterwards.
 
     Weights saved after it load into a model that was built, replaced and resized in the same way.
 
@@ -42,8 +47,8 @@ def resize_position(
 
     Raises:
         ValueError: no mechanism has a rule, or none has this one; a size that makes windows of one token, or is more
-            than eight times the present one; a model of relpos, which has `grow`; a model after `relpos.retrofit`
-            alone, whose own position stays. Nothing was changed.
+            than eight times the present one; a model of relpos, which has `grow`; a model of another library than
+            timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
@@ -61,8 +66,7 @@ def resize_position(
     if isinstance(model, PretrainedModel):
         fail("a model of another library, or your own", type(model).__name__, "Call model.grow(size, rule): a copy.")
     if not holders(model) and any(map(is_retrofitted, model.modules())):
-        remedy = "Call relpos.restore, then the library's own (timm: set_input_size), then relpos.retrofit."
-        fail("a model with mechanisms of relpos", "one that keeps its own position (relpos.retrofit)", remedy)
+        return _resized_retrofit(model, tokens, rule)
     require_unwrapped(model)
     found = dict(_mechanisms(model))
     if not found:
@@ -86,7 +90,56 @@ def resize_position(
         parent._modules[name.rpartition(".")[2]] = grown[id(found[name])]
     for layer, there in layers:
         layer.coordinates = there
+        layer.positions.grids = {}
     return ResizeReport(type(model).__name__, rules, coordinates, image_size)
+
+
+def _resized_retrofit(model: nn.Module, tokens: Coordinates, rule: str | None) -> ResizeReport:
+    """Let timm resample the own position of a retrofitted model."""
+    if rule is not None:
+        fail("no rule for a model's own position, which timm resamples", repr(rule), "Leave rule out.")
+    image_size = _set_image_size(model, tokens)
+    if image_size is None:
+        came = f"{type(model).__name__}, which keeps its own position (relpos.retrofit)"
+        remedy = "Other libraries' models take other sizes as they are, or are built for one."
+        fail("a model of timm with set_input_size, or with mechanisms of relpos", came, remedy)
+    return ResizeReport(type(model).__name__, {}, {}, image_size)
+
+
+def rules_for_images(model: nn.Module) -> tuple[str, ...]:
+    """The rules by which a model of timm or torchvision takes images of another size; () for all others.
+
+    timm resamples its own position. torchvision's Swin takes any image as it is, since its windows stay.
+    """
+    if path_of(published_class(model)) == _TORCHVISION_SWIN:
+        return (AS_IS,)
+    if not holders(model):
+        return ("interpolated",) if _has_image_size(model) else ()
+    if _has_image_size(model) or isinstance(model, RepositionedTorchvisionViT):
+        return growth_of_all(one for _, one in _mechanisms(model))
+    return ()
+
+
+def for_images(model: nn.Module, size: tuple[int, int], rule: str) -> nn.Module:
+    """A copy of a model for images of so many pixels, by one of `rules_for_images`; the model itself if it stays."""
+    if path_of(published_class(model)) == _TORCHVISION_SWIN:
+        return model
+    larger: Any = copy.deepcopy(model)
+    own = larger.patch_embed.patch_size if _has_image_size(model) else (larger.patch_size,) * 2
+    patches = Grid(*(pixels // patch for pixels, patch in zip(size, own, strict=True)))
+    if not holders(model):
+        _set_image_size(larger, patches)
+    elif any(one.growth for _, one in _mechanisms(model)):
+        resize_position(larger, patches, rule)
+    copied: nn.Module = larger
+    return copied
+
+
+def _has_image_size(model: nn.Module) -> bool:
+    return hasattr(model, "set_input_size") and hasattr(model, "patch_embed")
+
+
+_TORCHVISION_SWIN = "torchvision.models.swin_transformer.SwinTransformer"
 
 
 def _coordinates(size: object) -> Coordinates:
@@ -113,12 +166,12 @@ def _rule_of(mechanism: Mechanism, rule: str | None) -> str:
 
 
 def _set_image_size(model: nn.Module, patches: Coordinates) -> tuple[int, int] | None:
-    """Let timm's models with replaced positions take images of so many patches, their own position with them. The size
-    of the images in pixels, if there is such a model."""
+    """Let timm's models take images of so many patches, their own position with them. The size of the images in
+    pixels, if there is such a model."""
     size = None
     for module in model.modules():
         own: Any = module
-        if not (hasattr(own, "set_input_size") and hasattr(own, "patch_embed") and holders(own)):
+        if not _has_image_size(own) or not (holders(own) or not holders(model)):
             continue
         if not isinstance(patches, Grid):
             fail("a size in (rows, columns) of patches", repr(patches), f"{type(own).__name__} reads images.")
@@ -132,6 +185,8 @@ def _set_image_size(model: nn.Module, patches: Coordinates) -> tuple[int, int] |
         finally:
             for one, kind, its_route in swapped:
                 swap_again(one, kind, its_route)
+                if is_retrofitted(one):
+                    make_mechanism(one)
     return size
 
 

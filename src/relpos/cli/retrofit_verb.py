@@ -25,6 +25,7 @@ def run(request: RetrofitRequest) -> None:
     from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
     from rich.text import Text
 
+    from relpos.adapters.common.libraries import note_on_torchvision
     from relpos.bench.retrofits import compare_retrofit
     from relpos.core.checks import fail
 
@@ -54,6 +55,8 @@ def run(request: RetrofitRequest) -> None:
                 raise ValueError(str(error)) from error
             raise
     console.print(Text(str(report)), soft_wrap=True)
+    if (note := note_on_torchvision()) is not None:
+        console.print(Text(note), soft_wrap=True)
     console.print()
     console.print(_table(timings, forward=request.forward))
     console.print(_speed_in_words(timings), highlight=False, soft_wrap=True)
@@ -70,15 +73,19 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _model(name: str) -> Any:
-    """The model of `hf:FOLDER`, or `timm:NAME` with random weights."""
+    """The model of `hf:FOLDER`, or of `timm:NAME` or `torchvision:NAME` with random weights."""
     from relpos.adapters.common.libraries import imported
     from relpos.adapters.library_models import require_folder, require_timm_name
+    from relpos.adapters.torchvision_models import require_torchvision_name, torchvision_model
     from relpos.core.checks import fail
 
     source, _, rest = name.partition(":")
     if source == "timm" and rest:
         require_timm_name(rest)
         return imported("timm").create_model(rest, pretrained=False)
+    if source == "torchvision" and rest:
+        require_torchvision_name(rest)
+        return torchvision_model(rest)
     if source == "hf" and rest:
         require_folder(rest)
         transformers = imported("transformers")
@@ -86,7 +93,7 @@ def _model(name: str) -> Any:
         if any(folder.glob("*.safetensors")):
             return transformers.AutoModel.from_pretrained(folder, local_files_only=True)
         return transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
-    fail("hf:FOLDER or timm:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
+    fail("hf:FOLDER, timm:NAME or torchvision:NAME", repr(name), "Write relpos retrofit timm:beit_base_patch16_224.")
 
 
 def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:

@@ -89,8 +89,12 @@ def find_build(model: object) -> Callable[..., Any] | None:
     if isinstance(model, str) and split_file(model) is None and ":" in model:
         kind, _, name = model.partition(":")
         if near := difflib.get_close_matches(f"{kind}:", PREFIXES, n=1, cutoff=0.5):
-            fail("swin, timm:NAME, hf:FOLDER, or FILE.py:build", repr(model), f"Did you mean {near[0] + name!r}?")
-    return find_function(model, "build(position, task)", "swin, timm:NAME, hf:FOLDER, or ")
+            fail(
+                "swin, timm:NAME, torchvision:NAME, hf:FOLDER, or FILE.py:build",
+                repr(model),
+                f"Did you mean {near[0] + name!r}?",
+            )
+    return find_function(model, "build(position, task)", "swin, timm:NAME, torchvision:NAME, hf:FOLDER, or ")
 
 
 def described(function: Callable[..., Any] | None) -> str | None:

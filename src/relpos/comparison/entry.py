@@ -86,10 +86,10 @@ def compare(
 
     Args:
         model: None for relpos's own, a vision transformer or a language model; `"swin"` for its Swin Transformer on
-            images; `"timm:NAME"` or `"hf:FOLDER"`, built at the size of the data, with its own position or another in
-            its place; `build(position, task)`, which returns an `nn.Module` with the position of that name, or
-            `"FILE.py:build"`. `task` describes the data: `image_size`, `patch_size`, `channels` and `classes` of
-            images, `length` of text, `grid` of tokens.
+            images; `"timm:NAME"`, `"torchvision:NAME"` or `"hf:FOLDER"`, built at the size of the data, with its
+            own position or another in its place; `build(position, task)`, which returns an `nn.Module` with the
+            position of that name, or `"FILE.py:build"`. `task` describes the data: `image_size`, `patch_size`,
+            `channels` and `classes` of images, `length` of text, `grid` of tokens.
         data: a folder of images (`DIR/class/...`), a file of text, `"digits"`, `"text"`, or (train, validation, test),
             each a dataset with `__len__` and `__getitem__` or a tuple of tensors; `"hf:NAME"`, `"hf:FOLDER"` or
             `"wds:SHARDS"`, or what `relpos.data.from_hf` and `from_wds` make of them.

@@ -16,6 +16,7 @@ from torch import nn
 
 from relpos import results
 from relpos.adapters.library_models import LibraryModel
+from relpos.adapters.resizing import for_images, rules_for_images
 from relpos.comparison.callables import described
 from relpos.comparison.changes import changed
 from relpos.comparison.choices import CHOICES, POSITIONS, find_choice
@@ -293,18 +294,19 @@ def describe(name: str, settings: ComparisonSettings, task: Task, procedure: Pro
 
 
 def growth(model: nn.Module) -> tuple[str, ...]:
-    """The rules by which a model extrapolates to another size; only relpos's models have some.
+    """The rules by which a model extrapolates to another size; relpos's models, timm's and torchvision's have some.
 
     Swin's windows keep their size on a larger image, so its rules are those of the position added to tokens.
     """
     if isinstance(model, SwinTransformer):
         return model.token_position.growth()
-    return model.growth() if isinstance(model, VisionTransformer | LanguageModel) else ()
+    return model.growth() if isinstance(model, VisionTransformer | LanguageModel) else rules_for_images(model)
 
 
 def grown(model: nn.Module, size: Any, rule: str) -> nn.Module:
     """A model for another size, by a rule of `growth`; Swin stays unchanged if only its windows have a position."""
     if isinstance(model, SwinTransformer) and rule not in model.growth():
         return model
-    assert isinstance(model, VisionTransformer | LanguageModel | SwinTransformer)
+    if not isinstance(model, VisionTransformer | LanguageModel | SwinTransformer):
+        return for_images(model, size, rule)
     return model.grow(size, rule)

@@ -151,9 +151,9 @@ def _source(options: dict[str, Any], how: How, streaming: bool) -> SampleSource:
         from relpos.data.sources.hugging_face import HuggingFace
 
         return HuggingFace(rest, image, label, streaming=streaming, image_at_most=most)
-    from relpos.data.sources.shards import Shards
+    from relpos.data.sources.shards import ShardFiles
 
-    return Shards(rest, image, label, image_at_most=most)
+    return ShardFiles(rest, image, label, image_at_most=most)
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:

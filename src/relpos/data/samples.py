@@ -136,7 +136,7 @@ def from_wds(
         ValueError: one line: no such shards or fields, a server that fails, samples that cannot be used.
     """
     from relpos.data.decode import bytes_at_most
-    from relpos.data.sources.shards import Shards
+    from relpos.data.sources.shards import ShardFiles
 
     require_flag(streaming, "streaming")
     if not isinstance(shards, str | Path):
@@ -145,7 +145,7 @@ def from_wds(
         fail("cache_size with cache", "no cache", "Name its folder, or leave cache_size out.")
     kept = None if cache is None else DiskCache(cache, bytes_of(SIZE if cache_size is None else cache_size))
     how = How.of(image_size, patch, rotate, max_pixels, bad_data, watch)
-    source = Shards(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(how.max_pixels))
+    source = ShardFiles(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(how.max_pixels))
     return _task(source, how, streaming, buffer, survey)
 
 

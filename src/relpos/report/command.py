@@ -125,7 +125,7 @@ def typed_position(settings: SettingsRecord, name: str) -> str:
 
 def _is_typed(text: str) -> bool:
     """Whether the command accepts it: FILE.py:NAME, or a model's name."""
-    return text == "swin" or ".py:" in text or text.startswith(("timm:", "hf:"))
+    return text == "swin" or ".py:" in text or text.startswith(("timm:", "torchvision:", "hf:"))
 
 
 def _call(request: CompareRequest, *, repeated: bool) -> str:

@@ -56,7 +56,9 @@ class SettingsRecord:
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
     choices: Annotated[list[str], "names of those that are compared"] = field(default_factory=list)
-    model: Annotated[str | None, "`timm:NAME`, `hf:FOLDER` or your own `build`, with a fingerprint"] = None
+    model: Annotated[
+        str | None, "`timm:NAME`, `torchvision:NAME`, `hf:FOLDER` or your own `build`, with a fingerprint"
+    ] = None
     step: Annotated[str | None, "your own training step, with a fingerprint"] = None
     evaluate: Annotated[str | None, "your own measurement, with a fingerprint"] = None
     changes: Annotated[dict[str, Any], "requested changes of the recipe, except steps"] = field(default_factory=dict)

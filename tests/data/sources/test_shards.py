@@ -14,7 +14,7 @@ import pytest
 
 from relpos.data import from_wds, notes
 from relpos.data.sources import tar
-from relpos.data.sources.shards import SHARDS_AT_MOST, Shards, expand, splits_of
+from relpos.data.sources.shards import SHARDS_AT_MOST, ShardFiles, expand, splits_of
 from relpos.data.sources.source import LabelledImage, Unreadable
 from sampled import files_of, made, png, write_tar
 
@@ -23,7 +23,7 @@ GOOD = list(files_of(made(12)))
 
 def read(path: Path | str, **options: Any) -> tuple[list[str], dict[str, str]]:
     """The labels of the samples of one shard, and the reason for each that cannot be used."""
-    source = Shards(str(path), image_at_most=10_000, **options)
+    source = ShardFiles(str(path), image_at_most=10_000, **options)
     found = list(source.read("train", 0))
     bad = {one.name: one.reason for one in found if isinstance(one, Unreadable)}
     return [one.label for one in found if isinstance(one, LabelledImage)], bad
@@ -38,7 +38,7 @@ def test_what_webdataset_reads(tmp_path: Path) -> None:
         for number in range(5):
             label = str(number % 2)
             writer.write({"__key__": f"in/a.folder/{number}", "png": png(number), "cls": label, "seg.png": png(9)})
-    source = Shards(str(path), "png", image_at_most=10**6)
+    source = ShardFiles(str(path), "png", image_at_most=10**6)
     mine = [(one.image, one.label) for one in source.read("train", 0) if isinstance(one, LabelledImage)]
     with path.open("rb") as file:
         files = webdataset.tariterators.tar_file_expander([{"url": "a.tar", "stream": file}])

@@ -25,7 +25,10 @@ def inputs_for(model: Any, length: int | None, batch: int = 1) -> ModelInputs:
     """
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
-    if not hasattr(model, "main_input_name"):  # timm
+    if not hasattr(model, "main_input_name"):  # timm or torchvision
+        if type(model).__module__.startswith("torchvision."):
+            pixels = (3, 16, 224, 224) if ".video." in type(model).__module__ else (3, 224, 224)
+            return {"x": torch.randn(batch, *pixels, generator=generator).to(device)}
         size = model.pretrained_cfg.get("input_size", (3, 224, 224))
         built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
         size = size if built_for is None else (size[0], *built_for)

@@ -104,6 +104,8 @@ _MODULES = (
     "udop",
     "disentangled",
     "decomposed",
+    "multiscale",
+    "monai_attention",
     "slopes",
     "transformer_xl",
     "parakeet",
@@ -120,6 +122,7 @@ _MODULES = (
     "shifted_windows",
     "beit",
     "rel_pos",
+    "maxvit",
     "distances",
 )
 

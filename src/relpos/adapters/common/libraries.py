@@ -20,7 +20,7 @@ import torch
 from relpos.adapters.common import interface
 from relpos.core.checks import fail
 
-EXTRAS = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision"}
+EXTRAS = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision", "monai": "monai"}
 """Library name to the extra that installs it."""
 
 DISTRIBUTIONS = {"nemo": "nemo_toolkit", "espnet2": "espnet"}
@@ -62,9 +62,28 @@ def require_importable(library: str) -> None:
         fail(
             f"{library}, importable",
             f"{type(error).__name__}: {reason}",
-            f"Run pip install 'relpos[{EXTRAS[library]}]'. With a CPU build of torch, install torchvision from the "
-            "same index: pip install torchvision --index-url https://download.pytorch.org/whl/cpu.",
+            f"Run pip install 'relpos[{EXTRAS[library]}]'. If torchvision is a build for another torch: "
+            f"{torchvision_command()}",
         )
+
+
+def torchvision_command() -> str:
+    """The command that installs torchvision's build for the installed torch, in place of another: torchvision
+    0.(n + 15) goes with torch 2.n, both from one index."""
+    version, _, build = torch.__version__.partition("+")
+    known = build == "cpu" or build.startswith(("cu", "rocm", "xpu"))
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if known else ""
+    return f"pip install --force-reinstall --no-deps torchvision==0.{int(version.split('.')[1]) + 15}.*{index}"
+
+
+def note_on_torchvision() -> str | None:
+    """A line where `imported` had to work around a torchvision that is a build for another torch; else None."""
+    if not _REGISTERED:
+        return None
+    return (
+        "torchvision is a build for another torch (operator torchvision::nms does not exist); relpos works around it. "
+        f"To mend it: {torchvision_command()}"
+    )
 
 
 def version_of(path: str) -> str:

@@ -191,9 +191,15 @@ def swap(module: nn.Module, mixin: type[Retrofitted], border: int | None = None)
     published: Any = type(module)
     in_front: Any = mixin
     module.__class__ = _swapped_class(in_front, published)
+    module.__dict__[_ROUTE] = Route(border)
+    make_mechanism(module)
+
+
+def make_mechanism(module: nn.Module) -> None:
+    """Make the mechanism of a swapped module for its present settings."""
     assert isinstance(module, Retrofitted)
     with torch.device("meta"):  # its own parameters are never read
-        module.__dict__[_ROUTE] = Route(border, mechanism=module.make_mechanism())
+        route(module).mechanism = module.make_mechanism()
 
 
 def rows_of(embedding: Any) -> Tensor:

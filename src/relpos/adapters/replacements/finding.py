@@ -21,7 +21,18 @@ from relpos.adapters.replacements.stacks import Given, Stack
 from relpos.core.checks import fail
 
 Finder = Callable[[str, Any, Given], Iterator[Stack]]
-FAMILIES = ("vit", "beit", "swin", "bert", "gpt2", "llama", "t5", "torch_attention")
+FAMILIES = (
+    "vit",
+    "beit",
+    "swin",
+    "torchvision_vit",
+    "torchvision_windows",
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "torch_attention",
+)
 
 
 @cache
@@ -94,7 +105,7 @@ def _require_free(stack: Stack) -> None:
     if hasattr(stack.holder, CHILD):
         came = f"{type(stack.holder).__name__}, which has one"
         fail(f"a model without a child named {CHILD!r}", came, "Rename it.")
-    for module in (*stack.layers, *(one for one, _ in stack.tokens)):
+    for module in (*stack.layers, *(one for one, _ in (*stack.tokens, *stack.others))):
         if "forward" in vars(module):
             came = f"{type(module).__name__} with its own"
             fail("modules whose forward is not overridden", came, "Replace before accelerate adds hooks.")

@@ -10,7 +10,9 @@ mechanism. It asks the holder for that child at every call, because PEFT puts a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -43,10 +45,12 @@ class ReplacedPositions(LayerPositions):
 
     Attributes:
         frozen: names in that module of the parameters of its own position that were trainable before.
+        grids: by their number of tokens, the grids of images of other sizes than the one it was built for.
     """
 
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
+    grids: Mapping[int, Grid] = MappingProxyType({})
     _frozen_by_name = False
     _warning: FrozenWarning | None = None
     _initial_writes: WriteCounts | None = None
@@ -98,7 +102,7 @@ class ReplacedPositions(LayerPositions):
 
     def __getstate__(self) -> dict[str, Any]:
         at_start = self._initial_writes is not None and self._initial_writes.unwritten_since(self)
-        return {**self.__dict__, "_initial_writes": at_start}
+        return {**self.__dict__, "_initial_writes": at_start, "grids": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -166,9 +170,8 @@ class LayerPosition:
         """
         given = (None, None) if states is None else (states.own, states.remembered)
         if not is_growing(self.coordinates):
-            self._require_all(queries)
-            self._require_all(keys)
-            return terms_of(self.mechanism, self.coordinates, None, *given)
+            self.of_call(keys)
+            return terms_of(self.mechanism, self.of_call(queries), None, *given)
         if queries == keys:
             return terms_of(self.mechanism, Sequence(keys), None, *given)
         return terms_of(self.mechanism, Sequence(queries, start=keys - queries), Sequence(keys), *given)
@@ -187,8 +190,7 @@ class LayerPosition:
         if not acts_on_tokens(first):
             return x
         if not is_growing(self.coordinates):
-            self._require_all(x.shape[1])
-            return first.embed(x, self.coordinates)
+            return first.embed(x, self.of_call(x.shape[1]))
         if ids is None:
             return first.embed(x, Sequence(x.shape[1]))
         high = _FAR if AS_IS in first.growth else self.coordinates.count - 1
@@ -197,10 +199,43 @@ class LayerPosition:
             fail(f"positions 0 to {high}, for which the mechanism was built", f"position {int(ids.max())}", remedy)
         return first.embed(x, Positions(ids, low=0, high=high))
 
-    def _require_all(self, tokens: int) -> None:
+    def of_call(self, tokens: int) -> Coordinates:
+        """The coordinates of a call of this many tokens: those it was built for, or of an image of another size."""
+        if tokens in self.positions.grids:
+            return self.positions.grids[tokens]
         if tokens != self.coordinates.count:
             remedy = "Positions have the size that the model was built for: call relpos.resize_position(model, size)."
             fail(f"{self.coordinates.count} tokens, for {self.coordinates}", f"{tokens}", remedy)
+        return self.coordinates
+
+    def require_grid(self, came: tuple[int, int]) -> None:
+        """Raise unless an image has the grid that the mechanisms were built for."""
+        assert isinstance(self.coordinates, Grid)
+        if self.coordinates.sizes != tuple(came):
+            remedy = f"Call relpos.resize_position(model, {tuple(came)})."
+            fail(f"images of {self.coordinates.sizes} patches", f"{tuple(came)}", remedy)
+
+    def take_grid(self, came: tuple[int, int], *, checkpoints: bool = False) -> None:
+        """Let the layers of this call have the grid of an image, if the mechanisms are defined at any size.
+
+        The layers know their number of tokens alone. A checkpoint runs them again, when it must stand for the same
+        grid.
+
+        Raises:
+            ValueError: a mechanism was built for one size; another shape of as many patches with checkpoints.
+        """
+        built, grids = self.coordinates, self.positions.grids
+        assert isinstance(built, Grid)
+        if not grids and built.sizes == tuple(came):
+            return
+        if not all(AS_IS in one.growth for one in self.sums()):
+            self.require_grid(came)
+        grid = Grid(*came, prefix=built.prefix)
+        before = grids.get(grid.count, built if built.count == grid.count else grid)
+        if checkpoints and before != grid:
+            came_too = f"{tuple(came)} after {before.sizes}"
+            fail("one shape of images for each number of patches with checkpoints", came_too, "Train without them.")
+        self.positions.grids = {**grids, grid.count: grid}
 
 
 def is_growing(coordinates: Coordinates) -> bool:
@@ -238,20 +273,21 @@ class Repositioned(Retrofitted):
             )
         return Grid(*tokens.sizes, prefix=own.prefix) if isinstance(tokens, Grid) else tokens
 
-    def added_for(self, name: str) -> Tensor:
+    def added_for(self, name: str, tokens: int | None = None) -> Tensor:
         """The vectors added to tokens, `[1, N, E]`, instead of the module's own parameter of this name."""
         own: Tensor | None = self._parameters.get(name)
         if own is not None and own.is_meta and self.layer_position.sums()[0].device == own.device:
             return own  # `load_state_dict(assign=True)` reads it
         like: Tensor = self.cls_token
-        return self.layer_position.embed(like.new_zeros(1, self.layer_position.coordinates.count, like.shape[2]))
+        tokens = self.layer_position.coordinates.count if tokens is None else tokens
+        return self.layer_position.embed(like.new_zeros(1, tokens, like.shape[2]))
 
     def attend_repositioned(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None = None,
+        mask: Tensor | Mask | None = None,
         *,
         causal: bool = False,
         scale: float | None = None,
@@ -262,7 +298,7 @@ class Repositioned(Retrofitted):
 
         Args:
             mask: `[B, M]`, True or 1 at real keys. Or four dimensions: True where a pair may attend, or numbers added
-                to scores.
+                to scores. Or a mask of relpos's own.
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
             states: for a mechanism that is made from them.
         """
@@ -274,9 +310,11 @@ class Repositioned(Retrofitted):
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
 
     def terms_and_mask(
-        self, queries: int, keys: int, mask: Tensor | None, *, causal: bool, states: LayerStates | None = None
+        self, queries: int, keys: int, mask: Tensor | Mask | None, *, causal: bool, states: LayerStates | None = None
     ) -> tuple[Terms, Mask | None]:
         """Terms and mask of the last `queries` of `keys` tokens; arguments as in `attend_repositioned`."""
+        if isinstance(mask, Mask):
+            return self.layer_position.terms(queries, keys, states), mask
         if states is not None and mask is not None and mask.dim() == 2:
             states.without_padding(mask)
         terms = self.layer_position.terms(queries, keys, states)

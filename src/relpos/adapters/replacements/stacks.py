@@ -42,6 +42,7 @@ class Stack:
         mixin: the class put in front of each layer's class.
         own: the model's own position, which is switched off.
         tokens: modules through which tokens enter, and the mixin for each; empty if a mechanism cannot add to tokens.
+        others: further modules whose class changes, and the mixin for each.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Stack:
     mixin: type[Repositioned]
     own: tuple[Own, ...]
     tokens: tuple[tuple[nn.Module, type[Repositioned]], ...] = ()
+    others: tuple[tuple[nn.Module, type[Repositioned]], ...] = ()
 
     def path(self, name: str) -> str:
         """A name in the holder as one in the model."""

@@ -20,7 +20,7 @@ from relpos.core.checks import fail
 from relpos.engines import attention_weights
 from relpos.position import Site
 
-_ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
+ATTENTION = "torch.nn.modules.activation.MultiheadAttention"
 
 
 class RepositionedMultiheadAttention(Repositioned):
@@ -120,7 +120,7 @@ def _numbers(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _encoder(name: str, model: Any, given: Given) -> Iterator[Stack]:
-    layers = tuple(_served(require_class(getattr(layer, "self_attn", layer), _ATTENTION)) for layer in model.layers)
+    layers = tuple(served(require_class(getattr(layer, "self_attn", layer), ATTENTION)) for layer in model.layers)
     yield Stack(
         name, model, _site(layers, given), layers, RepositionedMultiheadAttention, (), ((model, RepositionedEncoder),)
     )
@@ -132,7 +132,7 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     Raises:
         ValueError: their sizes differ.
     """
-    layers = tuple(_served(module) for module in model.modules() if type(module) is nn.MultiheadAttention)
+    layers = tuple(served(module) for module in model.modules() if type(module) is nn.MultiheadAttention)
     if not layers:
         return []
     sizes = sorted({(layer.embed_dim, layer.num_heads) for layer in layers})
@@ -142,7 +142,7 @@ def layers_alone(model: nn.Module, given: Given) -> list[Stack]:
     return [Stack("", model, _site(layers, given), layers, RepositionedMultiheadAttention, ())]
 
 
-def _served(layer: Any) -> nn.MultiheadAttention:
+def served(layer: Any) -> nn.MultiheadAttention:
     """The layer; raises if its settings are not served."""
     if not layer._qkv_same_embed_dim or layer.bias_k is not None or layer.add_zero_attn:
         wanted = "nn.MultiheadAttention for plain self-attention"

@@ -2,7 +2,8 @@
 
     patches -> class token and registers in front -> own embedding OFF, mechanism -> blocks, mechanism in attention
 
-The grid is that of the model's image size; another size raises an error.
+The grid is that of the model's image size. With timm's `dynamic_img_size=True`, or transformers'
+`interpolate_pos_encoding=True`, mechanisms that are defined at any size take that of each image.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ class RepositionedPatches(Repositioned):
         """The published forward."""
         grid_of = getattr(self, "dynamic_feat_size", None)  # a user's own may have none
         if grid_of is not None:
-            require_grid(self.layer_position.coordinates, grid_of((x.shape[-2], x.shape[-1])))
+            grid = grid_of((x.shape[-2], x.shape[-1]))
+            if getattr(self, "strict_img_size", True):
+                self.layer_position.require_grid(grid)
+            else:
+                checkpoints = getattr(self.layer_position.holder(), "grad_checkpointing", False)
+                self.layer_position.take_grid(grid, checkpoints=checkpoints)
         return super().forward(x)
 
 
@@ -75,17 +81,12 @@ class RepositionedViTEmbeddings(Repositioned):
         return self.added_for("position_embeddings")
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
-        """The same vectors. Nothing is interpolated, so only one size is valid."""
+        """Those of another size. Nothing is interpolated: the mechanisms must be defined there."""
         rows, columns = self.patch_embeddings.patch_size
-        require_grid(self.layer_position.coordinates, (height // rows, width // columns))
-        return self.position_embeddings
-
-
-def require_grid(built: Any, came: tuple[int, int]) -> None:
-    """Raise unless an image has the grid that the mechanisms were built for."""
-    if tuple(built.sizes) != tuple(came):
-        remedy = f"Call relpos.resize_position(model, {tuple(came)})."
-        fail(f"images of {built.sizes} patches", f"{tuple(came)}", remedy)
+        holder = self.layer_position.holder()
+        checkpoints = holder is not None and any(getattr(one, "gradient_checkpointing", 0) for one in holder.modules())
+        self.layer_position.take_grid((height // rows, width // columns), checkpoints=checkpoints)
+        return self.added_for("position_embeddings", embeddings.shape[1])
 
 
 def _timm(name: str, model: Any, given: Given) -> Iterator[Stack]:

@@ -27,17 +27,20 @@ class DecomposedAttention(Retrofitted):
     border = NEVER
     training_border = NEVER
 
+    def tables(self) -> tuple[Tensor, ...]:
+        """The vectors of each axis, lowest offset (query - key) first."""
+        return self.rel_pos_h, self.rel_pos_w
+
     def make_mechanism(self) -> DecomposedPosition:
         """The position for tables of the module's sizes."""
-        tables: list[Tensor] = [self.rel_pos_h, self.rel_pos_w]
+        tables = self.tables()
         sizes = tuple((len(x) + 1) // 2 for x in tables)
         return DecomposedPosition(tables[0].shape[1], sizes, init_std=0.0)
 
     def decomposed(self, queries: Grid, keys: Grid) -> Terms:
         """The position terms from the module's own tables."""
-        terms: Terms = self.mechanism.terms_from(
-            {"rel_pos.0": self.rel_pos_h, "rel_pos.1": self.rel_pos_w}, queries, keys
-        )
+        tables = {f"rel_pos.{axis}": x for axis, x in enumerate(self.tables())}
+        terms: Terms = self.mechanism.terms_from(tables, queries, keys)
         return terms
 
     def on_a_grid(self, x: Tensor, heads: int, dropout: float) -> Tensor:
@@ -124,7 +127,7 @@ class MultiScaleAttention(DecomposedAttention):
 
     def forward(self, x: Tensor, feat_size: Any) -> Any:
         """Attention of the cells and of a class token, if there is one."""
-        sizes = [_pooled(pool, feat_size) for pool in (self.pool_q, self.pool_k)]
+        sizes = [pooled_size(pool, feat_size) for pool in (self.pool_q, self.pool_k)]
         prefix = int(self.has_cls_token)
         queries, keys = (Grid(*size, prefix=prefix) for size in sizes)
         tables = (self.rel_pos_h, self.rel_pos_w)
@@ -151,30 +154,28 @@ class MultiScaleAttention(DecomposedAttention):
 class BottleneckAttention(DecomposedAttention):
     """`BottleneckAttn` of timm's BoTNets. Its tables count key - query, and `scale_pos_embed` scales their products."""
 
-    def make_mechanism(self) -> DecomposedPosition:
+    def tables(self) -> tuple[Tensor, ...]:
+        factor = self.scale if self.scale_pos_embed else 1.0
         own = self.pos_embed
-        return DecomposedPosition(own.dim_head, (own.height, own.width), init_std=0.0)
+        return factor * own.height_rel.flip(0), factor * own.width_rel.flip(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of all cells, channels first; the output is pooled where the layer is strided."""
         height, width = x.shape[2:]
-        tables = {"rel_pos.0": self.pos_embed.height_rel, "rel_pos.1": self.pos_embed.width_rel}
-        fit = all(2 * cells - 1 == len(one) for cells, one in zip((height, width), tables.values(), strict=True))
+        fit = (height, width) == (self.pos_embed.height, self.pos_embed.width)
         if not fit or not self.takes(height * width, height * width):
             published: Tensor = super().forward(x)
             return published
         parts = self.qkv(x).flatten(2).split([self.dim_out_qk, self.dim_out_qk, self.dim_out_v], dim=1)
         q, k, v = (part.unflatten(1, (self.num_heads, -1)).mT for part in parts)
-        factor = self.scale if self.scale_pos_embed else 1.0
         grid = Grid(height, width)
-        position = self.mechanism.terms_from({name: factor * one.flip(0) for name, one in tables.items()}, grid)
-        out = self.attend(q, k, v, position=position, scale=float(self.scale))
+        out = self.attend(q, k, v, position=self.decomposed(grid, grid), scale=float(self.scale))
         pooled: Tensor = self.pool(out.mT.reshape(x.shape[0], -1, height, width))
         return pooled
 
 
-def _pooled(pool: Any, size: Any) -> tuple[int, ...]:
-    """Cells along each axis after pooling."""
+def pooled_size(pool: Any, size: Any) -> tuple[int, ...]:
+    """Cells along each axis after pooling by a convolution, or None."""
     if pool is None:
         return tuple(size)
     pairs = ((x, x) if isinstance(x, int) else x for x in (pool.kernel_size, pool.stride, pool.padding))

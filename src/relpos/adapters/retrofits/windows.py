@@ -11,6 +11,7 @@ images.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -33,9 +34,9 @@ class Window(Retrofitted):
     cuts: ClassVar[int] = 1
     """How many times the mask of cut windows is added."""
 
-    def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
+    def takes_window(self, tokens: int, window: Sequence[int]) -> bool:
         """Whether relpos computes a call on windows."""
-        return tokens == window[0] * window[1] and self.takes(tokens, tokens)
+        return tokens == math.prod(window) and self.takes(tokens, tokens)
 
     def attend_window(
         self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None, scale: float, dropout: float
@@ -178,7 +179,7 @@ class TimmLogWindow(TimmCosineWindow):
     border = 100
     training_border = 144
 
-    def takes_window(self, tokens: int, window: tuple[int, int]) -> bool:
+    def takes_window(self, tokens: int, window: Sequence[int]) -> bool:
         """False if the network has dropout in training: the published one drops each pair independently."""
         module: Any = self
         drops = self.training and (module.meta_mlp.drop1.p > 0 or module.meta_mlp.drop2.p > 0)

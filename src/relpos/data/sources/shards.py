@@ -87,7 +87,7 @@ def splits_of(shards: Sequence[str]) -> dict[Split, list[str]]:
     return found if "train" in found else {"train": list(shards)}
 
 
-class Shards(SampleSource):
+class ShardFiles(SampleSource):
     """The samples in shards.
 
     Args:
