@@ -6,7 +6,8 @@ A pair is allowed if
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
     key_order[j] <= query_order[i] + limit,  and
     the block layout, if any, allows the block of the pair,  and
-    allowed[b, h, i, j], if there is such a tensor.
+    allowed[b, h, i, j], if there is such a tensor, and
+    the mask `also`, if any, allows it.
 
 The interval is given by integers `left` and `right` around `query_order[i]` (causal: right=0; a window: both), by
 tensors `low` and `high`, or by both, which must then both hold. Globals ignore the interval but not `limit`, which
@@ -17,6 +18,7 @@ mask without structure, as a tensor.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -38,6 +40,7 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
 
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum, "allowed": torch.logical_and,
+    "also": operator.and_,
 }  # fmt: skip
 """How the bounds of two masks combine; no other part may be set in both."""
 
@@ -66,6 +69,7 @@ class Mask(Movable):
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
         allowed: `Bool[1 or B, 1 or H, 1 or N, 1 or M]`, True where a pair may attend, as in PyTorch's SDPA.
+        also: a second mask that must allow the pair too, such as an interval of another order.
 
     Raises:
         ValueError: tensors of another dtype or number of dimensions; in attention, for other tokens, or a bound on
@@ -95,6 +99,7 @@ class Mask(Movable):
     blocks: Blocks | None = None
     limit: int | None = static(default=None)
     allowed: Bool[Tensor, "#B #H #N #M"] | None = None
+    also: Mask | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -108,6 +113,9 @@ class Mask(Movable):
             elif field.name == "blocks":
                 if not isinstance(x, Blocks):
                     fail("Mask blocks to be Blocks", shape_of(x), "Write Blocks(layout, size).")
+            elif field.name == "also":
+                if not isinstance(x, Mask):
+                    fail("Mask also to be a Mask", shape_of(x), "Write Mask(also=Mask(...)).")
             else:
                 require_tensor(x, f"Mask {field.name}", dims=(1, 2))
                 wanted_bool = field.name.endswith("global")
@@ -220,6 +228,19 @@ class Mask(Movable):
                 merged[field.name] = _JOINED[field.name](mine, theirs)
         return replace(self, **merged)
 
+    def within(self, bounds: Mask) -> Mask:
+        """The pairs that both allow. `bounds` is intervals alone, of any order; `&` joins those of one order only."""
+        if self.also is not None:
+            return replace(self, also=self.also.within(bounds))
+        alike = self.query_order is bounds.query_order and self.key_order is bounds.key_order
+        unordered = not self.has_interval and self.query_order is self.key_order is None
+        return self & bounds if (alike or unordered) and not self.has_globals else replace(self, also=bounds)
+
+    @property
+    def is_known_empty(self) -> bool:
+        """Whether no pair is allowed, judged by `left` and `right` alone."""
+        return self.left is not None and self.right is not None and self.left + self.right < 0 and not self.has_globals
+
     def _limited(self, other: Mask) -> Mask:
         """This mask for `&`: a bound on the right only also limits the globals of the other mask."""
         bounded_otherwise = any(x is not None for x in (self.left, self.low, self.high))
@@ -290,6 +311,8 @@ class Mask(Movable):
                 )
         if self.blocks is not None:
             self.blocks.check(queries, keys)
+        if self.also is not None:
+            self.also.check(queries, keys)
 
     def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
         """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
@@ -319,6 +342,8 @@ class Mask(Movable):
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)
+        if self.also is not None:
+            cut["also"] = self.also.narrow(queries, keys, device)
         absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
         if (
             absolute or spans[0] is None or spans[0] != spans[1]
@@ -378,10 +403,10 @@ class Mask(Movable):
         if self.allowed is not None:
             own = self.allowed if self.allowed.shape[2] == 1 else self.allowed[:, :, rows]
             result = result & (own if own.shape[3] == 1 else own[..., keys])
-        return result
+        return result if self.also is None else result & self.also.pairs(rows, keys)
 
     def compared(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], keys: slice) -> Compared:
-        """The parts of the mask, except blocks and `allowed`, for some queries and keys.
+        """The parts of the mask, except blocks, `allowed` and `also`, for some queries and keys.
 
         `columns` and `keys` are the same keys.
         """

@@ -18,6 +18,7 @@ from relpos.core import (
     LineBias,
     LineVectors,
     LowRank,
+    PairRotations,
     QueryBias,
     QueryScale,
     Rotation,
@@ -154,13 +155,15 @@ class Streaming(Engine):
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, IndexedBias, RowRule, Rotation, QueryBias, QueryScale,
-        Softcap, Sinks,
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, IndexedBias, RowRule, Rotation, PairRotations,
+        QueryBias, QueryScale, Softcap, Sinks,
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:
         if call.mask is not None and call.mask.allowed is not None:
             return "a mask as a tensor"
+        if call.terms.one(RowRule) is not None and call.terms.one(PairRotations) is not None:
+            return "RowRule beside PairRotations"
         return self.unknown(call) or lacks_transform()
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
