@@ -97,7 +97,7 @@ def _attend_alone(call: Call, flex: Any, create_block_mask: Any) -> tuple[Tensor
 
     block_mask = None
     if call.mask is not None:
-        tensors = pytree.tree_leaves(call.mask)
+        tensors = [x for x in pytree.tree_leaves(call.mask) if isinstance(x, Tensor)]
         batch = call.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
         heads = None if call.mask.blocks is None else call.q.shape[1]
         allows, device = _mask_mod(call, call.mask), call.q.device

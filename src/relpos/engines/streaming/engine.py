@@ -34,7 +34,7 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.streaming.backward import Backward
-from relpos.engines.streaming.cpu import cpu_kernel
+from relpos.engines.streaming.cpu import cpu_kernel, masked_kernel
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.plan.planning import make_plan
 from relpos.engines.streaming.plan.regroup import by_segments
@@ -53,7 +53,10 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
-    return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
+    for kernel in (cpu_kernel, masked_kernel):
+        if kernel.supports(call):
+            return kernel.forward(call)
+    return Forward(call, make_plan(call)).run()
 
 
 def _by_flash_kernel(call: Call) -> bool:
@@ -86,9 +89,13 @@ def _backward_whole(
     call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
     natural: bool | None = None,
 ) -> None:  # fmt: skip
-    """The backward without groups. `natural`: whether the flash kernel computed the forward; scores are then in base e,
+    """The backward without groups. `natural`: whether a flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
-    natural = cpu_kernel.supports(call) if natural is None else natural
+    masked = masked_kernel.supports(call)
+    if masked and not call.return_lse:
+        masked_kernel.backward(call, out, lse, d_out, d_lse, gradients)
+        return
+    natural = (masked or cpu_kernel.supports(call)) if natural is None else natural
     plan = make_plan(call, backward=True, natural=natural)
     kernel = flash_kernel_backward() if natural and not call.return_lse and call.terms.of(LineVectors) else None
     Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel).run()
