@@ -6,7 +6,7 @@ trust a `Call`. `packing` takes it apart for autograd or a custom operator, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -114,17 +114,21 @@ class Call:
             return [self]
         return [replace(self, terms=terms, mask=mask) for terms, mask in chosen.parts(self.terms, self.mask)]
 
-    def rotated(self, rotate: Callable[..., Tensor] | None = None) -> Call:
+    def rotated(
+        self, rotate: Callable[..., Tensor] | None = None, turned: dict[Hashable, Tensor] | None = None
+    ) -> Call:
         """This call with its rotation, query bias and query scale applied to q and k, and without these terms.
 
         With `PairRotations` it has the pairs of one rotation, and those of the rest are `others`.
 
         Args:
             rotate: what applies the rotation, for an engine that has its own.
+            turned: of `content`.
         """
         for term in self.terms.items:
             if isinstance(term, PairRotations):
-                first, *others = (part.rotated(rotate) for part in self.parts())
+                alike: dict[Hashable, Tensor] = {}
+                first, *others = (part.rotated(rotate, alike) for part in self.parts())
                 return replace(first, others=tuple(others))
             if _on_content(term):
                 break
@@ -137,7 +141,7 @@ class Call:
             plain_q, plain_k = q, k
         if rotation is not None and rotation.turns_keys_by_head:
             k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-        q, k = content(self.terms, q, k, rotate)
+        q, k = content(self.terms, q, k, rotate, turned)
         return Call(
             q, k, v, after_content(self.terms), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
             plain_q, plain_k, self.first_row, self.tokens,

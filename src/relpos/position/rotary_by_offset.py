@@ -100,10 +100,11 @@ class ByOffset(Mechanism):
         super().settle(device)
         settle(self.rotary, device)
 
-    def _classes(self, query: Places, key: Places) -> list[Pairs]:
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
         """The classes of pairs of tokens at these places, near ones first, which share no pair and leave none out.
 
-        One has no `most` and no `low`; it has the pairs of prefix tokens, too.
+        One has no `most` and no `low`; it has the pairs of prefix tokens, too. Of the coordinates only `low` and `high`
+        count, by which classes without pairs are left out.
         """
         raise NotImplementedError
 
@@ -135,7 +136,8 @@ class ByOffset(Mechanism):
             return angles
 
         least, most, prefix = first.low[0] - last.high[0], first.high[0] - last.low[0], first.prefix + last.prefix
-        classes = [one for one in self._classes(query, key) if one.occur(least, most) or (prefix and one.most is None)]
+        every = self._classes(query, key, first, last)
+        classes = [one for one in every if one.occur(least, most) or (prefix and one.most is None)]
         rotations, masks = [], []
         for pairs in classes:
             unturned = pairs.key is None and magnitude == 1
@@ -206,7 +208,7 @@ class ReRoPE(ByOffset):
     def from_site(cls, site: Site) -> Self:
         return cls(RotaryEmbedding(site.head_dim), window=max(1, site_length(site) // 2))
 
-    def _classes(self, query: Places, key: Places) -> list[Pairs]:
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
         far, window = torch.full_like(query, self.window), self.window
         return [
             Pairs(query, key, 1 - window, window - 1),
@@ -247,7 +249,7 @@ class SelfExtend(ByOffset):
     def from_site(cls, site: Site) -> Self:
         return cls(RotaryEmbedding(site.head_dim), window=max(1, site_length(site) // 2), group=16)
 
-    def _classes(self, query: Places, key: Places) -> list[Pairs]:
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
         window = self.window
         shift = window - window // self.group
         far = query // self.group + shift, key // self.group
@@ -296,17 +298,19 @@ class DualChunk(ByOffset):
         size = max(2, 3 * length // 4)
         return cls(RotaryEmbedding(site.head_dim), size=size, local=min(max(1, length // 16), size - 1))
 
-    def _classes(self, query: Places, key: Places) -> list[Pairs]:
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
         chunk = self.size - self.local  # tokens of a chunk, c
         inside, own = query.remainder(chunk), key.remainder(chunk)
         first = query - inside
+        older = queries.high[0] // chunk - keys.low[0] // chunk > 1
+        later = keys.high[0] // chunk > queries.low[0] // chunk
         # as published: of the last token of a chunk, which is C unless chunks are shorter than l
         last = torch.full_like(query, min(2 * chunk - 1, self.size))
         return [
             Pairs(inside, own, 1 - chunk, chunk - 1, first, first + (chunk - 1)),
             Pairs((inside + chunk).clamp(max=self.size), own, 1, 2 * chunk - 1, first - chunk, first - 1),
-            Pairs(last, own, chunk + 1, None, high=first - chunk - 1),
-            Pairs(last, own, None, -1, low=first + chunk),
+            Pairs(last, own, chunk + 1 if older else _BEYOND, None, high=first - chunk - 1),
+            Pairs(last, own, None, -1 if later else -_BEYOND, low=first + chunk),
         ]
 
 

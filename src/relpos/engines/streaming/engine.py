@@ -53,7 +53,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
-    for kernel in (cpu_kernel, masked_kernel):
+    for kernel in (masked_kernel, cpu_kernel):
         if kernel.supports(call):
             return kernel.forward(call)
     return Forward(call, make_plan(call)).run()
