@@ -302,14 +302,21 @@ class DualChunk(ByOffset):
         chunk = self.size - self.local  # tokens of a chunk, c
         inside, own = query.remainder(chunk), key.remainder(chunk)
         first = query - inside
-        older = queries.high[0] // chunk - keys.low[0] // chunk > 1
+        back = queries.high[0] // chunk - keys.low[0] // chunk  # as many chunks as a query may see before its own
         later = keys.high[0] // chunk > queries.low[0] // chunk
         # as published: of the last token of a chunk, which is C unless chunks are shorter than l
         last = torch.full_like(query, min(2 * chunk - 1, self.size))
         return [
             Pairs(inside, own, 1 - chunk, chunk - 1, first, first + (chunk - 1)),
-            Pairs((inside + chunk).clamp(max=self.size), own, 1, 2 * chunk - 1, first - chunk, first - 1),
-            Pairs(last, own, chunk + 1 if older else _BEYOND, None, high=first - chunk - 1),
+            Pairs(
+                (inside + chunk).clamp(max=self.size),
+                own,
+                1 if back > 0 else _BEYOND,
+                2 * chunk - 1,
+                first - chunk,
+                first - 1,
+            ),
+            Pairs(last, own, chunk + 1 if back > 1 else _BEYOND, None, high=first - chunk - 1),
             Pairs(last, own, None, -1 if later else -_BEYOND, low=first + chunk),
         ]
 

@@ -81,9 +81,25 @@ class PairRotations(Single):
         """
         found: list[tuple[Terms, Mask]] = []
         for rotation, own in zip(self.rotations, self.pairs, strict=True):
-            seen = own if mask is None else mask.within(own)
-            if not seen.is_known_empty:
+            seen = own if mask is None else _within(mask, own)
+            if not _is_known_empty(seen):
                 kept = [x for x in terms if not (found and isinstance(x, Sinks))]
                 items = tuple(rotation if x is self else x for x in kept)
                 found.append((unchecked(Terms, items=items), seen))
-        return found or [(unchecked(Terms, items=tuple(self.rotations[0] if x is self else x for x in terms)), seen)]
+        return found or [(unchecked(Terms, items=tuple(self.rotations[-1] if x is self else x for x in terms)), seen)]
+
+
+def _within(mask: Mask, bounds: Mask) -> Mask:
+    """The pairs that both allow. `bounds` is intervals alone; `&` joins those of one order only."""
+    if mask.also is not None:
+        return changed(mask, also=_within(mask.also, bounds))
+    alike = mask.query_order is bounds.query_order and mask.key_order is bounds.key_order
+    unordered = not mask.has_interval and mask.query_order is mask.key_order is None
+    return mask & bounds if (alike or unordered) and not mask.has_globals else changed(mask, also=bounds)
+
+
+def _is_known_empty(mask: Mask) -> bool:
+    """Whether a mask allows no pair, judged by `left` and `right` alone."""
+    if mask.left is None or mask.right is None or mask.has_globals:
+        return False
+    return mask.left + mask.right < 0

@@ -128,7 +128,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
         seen = None if mask is None else mask.dense(stop - start, m, call.q.device)
-        bias = sum(rule.scaled(rule(wide_q[:, :, rows], wide_k, seen, rows), call.scale) for rule in rules)
+        bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
         assert isinstance(bias, Tensor)
         plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)

@@ -30,7 +30,7 @@ _FEW = 128
 """Rows, or keys, of a tile: more compute more forbidden pairs."""
 
 
-class _Tile(NamedTuple):
+class _KernelTile(NamedTuple):
     """Rows and keys of a call of the kernel, and its mask, 0 and -inf, or None."""
 
     rows: slice
@@ -48,7 +48,7 @@ def supports(call: Call) -> bool:
     return all(x.is_cpu and x.dtype == torch.float32 and x.shape[3] == width for x in (call.q, call.k, call.v))
 
 
-class _Tiles:
+class _KernelTiles:
     """The tiles of a mask."""
 
     def __init__(self, mask: Mask, n: int, m: int) -> None:
@@ -67,7 +67,7 @@ class _Tiles:
         last = torch.full((self.n,), self.m - 1) if high is None else high[0].clamp(max=self.m - 1)
         return first, last
 
-    def by_rows(self) -> Iterator[_Tile]:
+    def by_rows(self) -> Iterator[_KernelTile]:
         """Tiles of a few rows; all of some rows in turn."""
         borders = [0, *masks.cuts(self.mask, self.n, torch.device("cpu")), self.n]
         for begin, end in itertools.pairwise(borders):
@@ -79,7 +79,7 @@ class _Tiles:
                     spans = [slice(int(self.first[rows].min()), int(self.last[rows].max()) + 1)]
                 yield from (self._tile(rows, keys) for keys in spans if keys.start < keys.stop)
 
-    def by_keys(self) -> Iterator[_Tile]:
+    def by_keys(self) -> Iterator[_KernelTile]:
         """Tiles of a few keys, where bounds are known; else of a few rows."""
         if self.first is None or self.last is None:
             yield from self.by_rows()
@@ -90,11 +90,11 @@ class _Tiles:
             if len(rows):
                 yield self._tile(slice(int(rows[0]), int(rows[-1]) + 1), keys)
 
-    def _tile(self, rows: slice, keys: slice) -> _Tile:
+    def _tile(self, rows: slice, keys: slice) -> _KernelTile:
         if self.first is None or self.last is None:
             forbidden = ~self.mask.pairs(torch.arange(rows.start, rows.stop), keys)
             mask = torch.zeros(forbidden.shape).masked_fill_(forbidden, -torch.inf) if forbidden.any() else None
-            return _Tile(rows, keys, mask)
+            return _KernelTile(rows, keys, mask)
         first, last = self.first[rows] - keys.start, self.last[rows] - keys.start
         count, mask = keys.stop - keys.start, None
         for edge, columns in (
@@ -109,7 +109,7 @@ class _Tiles:
             own, order = slice(int(cut[0]), int(cut[-1]) + 1), torch.arange(count)[columns]
             hidden = (order < first[own, None]) | (order > last[own, None])
             mask[0, 0, own, columns].masked_fill_(hidden, -torch.inf)
-        return _Tile(rows, keys, mask)
+        return _KernelTile(rows, keys, mask)
 
 
 def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +124,7 @@ def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"
     q, k, v = _inputs(call)
     out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full((*q.shape[:3], 1), -torch.inf)
     done = 0
-    for rows, keys, mask in _Tiles(call.mask, q.shape[2], k.shape[2]).by_rows():
+    for rows, keys, mask in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_rows():
         tile = q[:, :, rows], k[:, :, keys], v[:, :, keys], mask
         tile_out, tile_lse = partial_softmax.attend(*tile, call.scale, forbidding=True)
         if mask is not None:
@@ -149,7 +149,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     d_out, out = contiguous_rows(d_out), contiguous_rows(out)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing has no weights
-    for rows, keys, mask in _Tiles(call.mask, q.shape[2], k.shape[2]).by_keys():
+    for rows, keys, mask in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_keys():
         upstream, own_q, *saved = (x[:, :, rows] for x in (d_out, q, out, lse))
         tile = upstream, own_q, k[:, :, keys], v[:, :, keys], *saved
         found = kernel(*tile, 0.0, False, attn_mask=mask, scale=call.scale)
