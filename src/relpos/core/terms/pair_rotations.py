@@ -56,7 +56,8 @@ class PairRotations(Single):
         for rotation in self.rotations:
             if rotation.values or rotation.widens > 1:
                 came = "one of values" if rotation.values else type(rotation).__name__
-                fail("PairRotations of queries and keys alone", came, "Its output has no one rotation back.")
+                remedy = "Its output has no one rotation back." if rotation.values else "Leave it out."
+                fail("PairRotations of queries and keys alone", came, remedy)
         for mask in self.pairs:
             if mask.has_globals or any(x is not None for x in (mask.query_segments, mask.blocks, mask.allowed)):
                 fail("PairRotations pairs by intervals", "a mask with more", "Pass the rest as mask= of attention.")
