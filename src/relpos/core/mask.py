@@ -108,9 +108,9 @@ class Mask(Movable):
             elif field.name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
             elif field.name in ("blocks", "also"):
-                kind, remedy = (Blocks, "Blocks(layout, size)") if field.name == "blocks" else (Mask, "Mask(...)")
-                if not isinstance(x, kind):
-                    fail(f"Mask {field.name} to be {kind.__name__}", shape_of(x), f"Write {remedy}.")
+                if not isinstance(x, Blocks if field.name == "blocks" else Mask):
+                    kind = "Blocks(layout, size)" if field.name == "blocks" else "Mask(...)"
+                    fail(f"Mask {field.name} to be {kind.partition('(')[0]}", shape_of(x), f"Write {kind}.")
             else:
                 require_tensor(x, f"Mask {field.name}", dims=(1, 2))
                 wanted_bool = field.name.endswith("global")

@@ -174,7 +174,7 @@ def _triton(call: Call, kind: str) -> str | None:
         return "it would run in Triton's interpreter"
     if call.return_lse:  # PyTorch's kernels do not return it
         return None
-    own = call.terms.of(LineBias) or call.terms.of(PairRotations)
+    own = call.terms.one(LineBias) is not None or call.terms.one(PairRotations) is not None
     if not own and (call.mask is None or call.mask.is_plain_causal):
         return "without a bias PyTorch's own kernels are available"
     if max(call.q.shape[2], call.k.shape[2]) < TOKENS_OF_TRITON:

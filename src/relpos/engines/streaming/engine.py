@@ -53,10 +53,9 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
-    for kernel in (masked_kernel, cpu_kernel):
-        if kernel.supports(call):
-            return kernel.forward(call)
-    return Forward(call, make_plan(call)).run()
+    if masked_kernel.supports(call):
+        return masked_kernel.forward(call)
+    return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
 
 
 def _by_flash_kernel(call: Call) -> bool:

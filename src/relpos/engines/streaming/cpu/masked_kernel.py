@@ -58,7 +58,7 @@ class _KernelTiles:
     def _bounds(self) -> tuple[Int[Tensor, " N"] | None, Int[Tensor, " N"] | None]:
         """The first and the last key that each row sees, if it sees all between and the batch is alike."""
         mask = self.mask
-        if not (mask.key_order is mask.query_segments is mask.also is None):
+        if mask.key_order is not None or mask.query_segments is not None or mask.also is not None:
             return None, None
         low, high = mask.interval(torch.arange(self.n))
         if any(x is not None and x.shape[0] > 1 for x in (low, high)):
@@ -115,7 +115,9 @@ class _KernelTiles:
 def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as the kernel reads them, keys and values for each query head."""
     q, k, v = (contiguous_rows(x.detach()) for x in (call.q, call.k, call.v))
-    return (q, k, v) if call.groups == 1 else (q, *(x.repeat_interleave(call.groups, dim=1) for x in (k, v)))
+    if call.groups > 1:
+        k, v = (x.repeat_interleave(call.groups, dim=1) for x in (k, v))
+    return q, k, v
 
 
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
