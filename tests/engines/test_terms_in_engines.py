@@ -23,6 +23,7 @@ from relpos import (
     LineVectors,
     LowRank,
     Mask,
+    PairRotations,
     Polar,
     Positions,
     QueryBias,
@@ -239,7 +240,52 @@ def polar(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, phase: Te
     return oracle.attention(both(q, query), both(k, key + phase), v, scale=D**-0.5)
 
 
+NEAR = torch.tensor([[True, True, False, False, False, False], [True, True, True, False, False, False],
+                     [False, False, True, True, True, False], [False, False, False, True, True, False]])  # fmt: skip
+LOW, HIGH, ORDER = torch.tensor([1, 1, 3, 4]), torch.tensor([2, 3, 5, 5]), torch.arange(1, 7)
+IN_PAIRS = (
+    Mask(low=LOW, high=HIGH, key_order=ORDER),
+    Mask(high=LOW - 1, key_order=ORDER),
+    Mask(low=HIGH + 1, key_order=ORDER),
+)
+CAUSAL = Mask(right=1, query_order=torch.arange(N), key_order=torch.arange(M))
+PACKED = CAUSAL & Mask.packed(torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, -1, -1]]))
+
+
+def by_pair(query: Tensor, key: Tensor, far: Tensor) -> PairRotations:
+    turns = Rotation(query, key, "half"), *(Rotation(x, None, "half") for x in (far, query))
+    return PairRotations(turns, IN_PAIRS)
+
+
+def turned_by_pair(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query: Tensor,
+    key: Tensor,
+    far: Tensor,
+    u: Any = 0,
+    values: Any = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor]:
+    k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
+    own, before, after = (oracle.rotate(q, x, "half") + u for x in (query, far, query))
+    past = torch.arange(M) < LOW[:, None] - 1
+    content = torch.where(past, before @ k.mT, after @ k.mT).where(~NEAR, own @ oracle.rotate(k, key, "half").mT)
+    bias = 0 if values is None else gathered(values, SEQUENCE.index())[None]
+    return oracle.attention(q * 0, k, v, bias=D**-0.5 * content + bias, **more)
+
+
 CASES: dict[str, Case] = {
+    "PairRotations": Case([(1, 1, N, 2), (1, 1, M, 2), (1, H, N, 2)], by_pair, turned_by_pair, groups=1),
+    "PairRotations among others": Case(
+        [(1, 1, N, 2), (1, 1, M, 2), (1, 1, N, 2), (H, D), (H, SEQUENCE.length), (H,)],
+        lambda a, b, c, u, x, sinks: by_pair(a, b, c) + QueryBias(u) + LineBias(x, SEQUENCE) + Sinks(sinks),
+        lambda q, k, v, a, b, c, u, x, sinks: turned_by_pair(
+            q, k, v, a, b, c, u[:, None], x, sinks=sinks, allowed=PACKED.dense(N, M)
+        ),
+        mask=PACKED,
+    ),
     "nothing": Case([], Terms, oracle.attention),
     "LineBias": Case([(H, SEQUENCE.length)], lambda x: LineBias(x, SEQUENCE), line_bias(SEQUENCE.index())),
     "LineBias for all heads": Case([(1, GRID.length)], lambda x: LineBias(x, GRID), line_bias(GRID.index())),

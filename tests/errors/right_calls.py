@@ -76,6 +76,10 @@ RIGHT: dict[str, dict[str, Any]] = {
     "MultimodalRotary": {"head_dim": 8, "sections": (2, 1, 1)},
     "NTKScaling": {"factor": 2.0},
     "PatchEmbedding": {"img_size": 8, "patch_size": 4},
+    "PairRotations": {
+        "rotations": (relpos.Rotation(torch.zeros(1, 1, 6, 4), torch.zeros(1, 1, 6, 4), layout="half"),),
+        "pairs": (relpos.Mask(),),
+    },
     "Polar": {"query": torch.zeros(1, 1, 6, 8), "key": torch.zeros(1, 1, 6, 8)},
     "PolarEmbedding": {"num_heads": 2, "head_dim": 8},
     "Positions": {"values": torch.tensor([1, 2]), "low": 0, "high": 5},

@@ -18,6 +18,7 @@ from relpos import (
     LineVectors,
     LowRank,
     Mask,
+    PairRotations,
     Polar,
     Positions,
     QueryBias,
@@ -34,6 +35,8 @@ from relpos import (
     lookup,
     rotate,
 )
+
+TURN = Rotation(ANGLES, ANGLES, layout="half")
 
 # fmt: off
 CASES: dict[str, list[Row]] = {
@@ -183,6 +186,7 @@ CASES: dict[str, list[Row]] = {
         (lambda: Mask(left=1.5), "Mask left to be an integer; got float 1.5. Leave it out for no bound on that side."),
         (lambda: Mask(blocks=ones(1, 2, 2).bool()),
          "Mask blocks to be Blocks; got a tensor of shape (1, 2, 2) and dtype bool. Write Blocks(layout, size)."),
+        (lambda: Mask(also="causal"), "Mask also to be Mask; got str 'causal'. Write Mask(...)."),
         (lambda: Mask(query_global=ones(6).long()),
          "a boolean tensor for Mask query_global; got ...(6,)... int64. Convert it before the call."),
         (lambda: Mask(query_segments=zeros(6).long()),
@@ -265,6 +269,22 @@ CASES: dict[str, list[Row]] = {
          "magnitude to be a number above 0; got str 'x'. Pass magnitude as a Python number."),
         (lambda: rotate(x(), ANGLES.to(META), layout="half"),
          "angles on cpu; got meta. Compute the angles on the device of x. Tensors on meta have no numbers, and ..."),
+    ],
+    "PairRotations": [
+        (lambda: PairRotations((), ()),
+         "PairRotations rotations as a tuple of Rotations; got tuple (). Write (one, other)."),
+        (lambda: PairRotations((TURN,), Mask()),
+         "PairRotations pairs as a tuple of Masks; got Mask.... Write (one, other)."),
+        (lambda: PairRotations((TURN,), (Mask(), Mask())),
+         "a mask of pairs for each rotation; got 1 and 2. Give as many."),
+        (lambda: PairRotations((Rotation(ANGLES, ANGLES, layout="half", values=True),), (Mask(),)),
+         "PairRotations of queries and keys alone; got one of values. Its output has no one rotation back."),
+        (lambda: PairRotations((Polar(ANGLES, ANGLES),), (Mask(),)),
+         "PairRotations of queries and keys alone; got Polar. Leave it out."),
+        (lambda: PairRotations((TURN,), (Mask.packed(zeros(6).long()),)),
+         "PairRotations pairs by intervals; got a mask with more. Pass the rest as mask= of attention."),
+        (lambda: PairRotations((TURN,), (Mask(),)) + TURN,
+         "at most one PairRotations; got two. Combine mechanisms so that only one has it."),
     ],
     "Polar": [
         (lambda: Polar(ANGLES, ANGLES, values=True),

@@ -48,7 +48,6 @@ class Traits:
     axes: frozenset[int]
     rotates: bool
     adds_to_queries: bool
-    by_offset: bool
     scale: float | None
     on_tokens: bool
     in_attention: bool
@@ -60,10 +59,10 @@ def _traits(name: str) -> Traits:
     side = Grid(2, 2) if 2 in axes else Sequence(2)
     mechanism = preset.make(Site(2, 8, 16, side))
     said = terms_at_rest(mechanism, side)
-    rotates, adds, scale = said.one(terms.Rotation) is not None, bool(said.of(terms.QueryBias)), said.one(terms.Scale)
-    by_offset = any(rule.of_content for rule in said.of(terms.RowRule))
+    rotates = said.one(terms.Rotation) is not None or said.one(terms.PairRotations) is not None
+    adds, scale = bool(said.of(terms.QueryBias)), said.one(terms.Scale)
     value = None if scale is None else scale.value
-    return Traits(axes, rotates, adds, by_offset, value, mechanism.acts_on_tokens, mechanism.acts_in_attention)
+    return Traits(axes, rotates, adds, value, mechanism.acts_on_tokens, mechanism.acts_in_attention)
 
 
 TRAITS = {name: _traits(name) for name in presets() if "+" not in name}
@@ -74,9 +73,8 @@ def fit(a: str, b: str) -> bool:
     """Whether the sum of two presets means something: one rotation, one scale, one kind of tokens."""
     one, other = TRAITS[a], TRAITS[b]
     scales = {one.scale, other.scale} - {None}
-    refused = (one.by_offset and other.adds_to_queries) or (other.by_offset and one.adds_to_queries)
     both_rotate = one.rotates and other.rotates
-    return bool(one.axes & other.axes) and not both_rotate and len(scales) < 2 and not refused
+    return bool(one.axes & other.axes) and not both_rotate and len(scales) < 2
 
 
 UNMOVED = ("carope", "selective_rope", "rerope")

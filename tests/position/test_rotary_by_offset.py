@@ -11,16 +11,17 @@ from torch import Tensor
 from position.rotations import RotationSuite
 from relpos import (
     DualChunk,
-    QueryBias,
     QueryScale,
     ReRoPE,
     RotaryEmbedding,
     Scale,
     SelfExtend,
     Sequence,
+    Sinks,
     Softcap,
     attention,
 )
+from relpos.engines.arguments import Arguments
 from relpos.testing import oracle
 
 BASE = 100.0
@@ -117,17 +118,42 @@ class TestDualChunk(ByOffset):
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "streaming"])
 def test_what_acts_on_the_content_beside_it(backend: str) -> None:
-    """The scale and a factor on scores multiply both rotations; what acts on one alone is refused."""
-    own, six = ReRoPE(RotaryEmbedding(4, base=BASE), 3).terms(Sequence(6)), [torch.randn(1, 2, 6, 4) for _ in range(3)]
-    q, k, v = six
-    factor = torch.rand(1, 1, 6) + 1
+    """The scale and factors of queries act on every pair, a soft cap too; sinks and dropout on one softmax of all."""
+    own, qkv = ReRoPE(RotaryEmbedding(4, base=BASE), 3).terms(Sequence(6)), [torch.randn(1, 2, 6, 4) for _ in range(3)]
+    q, k, v = qkv
+    factor, sinks = torch.rand(1, 1, 6) + 1, torch.randn(2)
     offsets = torch.tensor([[rectified(i, j, 3) for j in range(6)] for i in range(6)])
     bias = scores(q, k, offsets) * 0.3 * factor[..., None]
-    found = attention(q, k, v, position=own + Scale(0.3) + QueryScale(factor, "scores"), backend=backend)
-    torch.testing.assert_close(found, oracle.attention(q * 0, k, v, bias=bias)[0], rtol=1e-5, atol=1e-6)
-    for other in (Softcap(2.0), QueryScale(factor), QueryBias(q[0, :, 0])):
-        with pytest.raises(ValueError, match=f"no other term on the content .*; got {type(other).__name__}"):
-            attention(q, k, v, position=own + other, backend=backend)
+    for added in (QueryScale(factor, "scores"), QueryScale(factor)):
+        found = attention(q, k, v, position=own + Scale(0.3) + added + Sinks(sinks), backend=backend)
+        wanted = oracle.attention(q * 0, k, v, bias=bias, sinks=sinks)[0]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    if backend != "streaming":
+        return
+    capped = attention(q, k, v, position=own + Scale(0.3) + QueryScale(factor) + Softcap(0.5), backend=backend)
+    wanted = oracle.attention(q * 0, k, v, bias=0.5 * (bias / 0.5).tanh())[0]
+    torch.testing.assert_close(capped, wanted, rtol=1e-5, atol=1e-6)
+    dropped = []
+    for engine in ("streaming", "reference"):
+        torch.manual_seed(0)
+        dropped.append(attention(q, k, v, position=own + Sinks(sinks), dropout=0.4, return_lse=True, backend=engine))
+    torch.testing.assert_close(*dropped, rtol=1e-5, atol=1e-6)
+
+
+def test_only_classes_with_pairs_are_computed() -> None:
+    """A text as long as the window has one; a causal mask leaves out later keys, in any engine; one token that is
+    decoded sees no later ones."""
+    rotary = RotaryEmbedding(8)
+    for own, counts in (
+        (ReRoPE(rotary, 4), (1, 2, 2)),
+        (SelfExtend(rotary, 4, 2), (1, 2, 2)),
+        (DualChunk(rotary, 5, 1), (1, 3, 3)),
+    ):
+        qkv = [torch.randn(1, 2, 9, 8) for _ in range(3)]
+        short = Arguments(*(x[:, :, :4] for x in qkv), own, Sequence(4), mask="causal").call()
+        whole = Arguments(*qkv, own, Sequence(9), mask="causal").call()
+        last = Arguments(qkv[0][:, :, :1], *qkv[1:], own, Sequence(1, start=8), Sequence(9)).call()
+        assert tuple(len(call.parts()) for call in (short, whole, last)) == counts, type(own)
 
 
 def test_a_text_within_the_window_is_rotated_as_usual() -> None:

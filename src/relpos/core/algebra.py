@@ -78,7 +78,13 @@ class Term(Movable):
 
 
 class Single(Term):
-    """A term that may occur once."""
+    """A term that may occur once.
+
+    Attributes:
+        one_of: a name that kinds share which exclude one another, or None.
+    """
+
+    one_of: ClassVar[str | None] = None
 
     def join(self, other: Self) -> NoReturn:
         """Two of them contradict each other, equal or not."""
@@ -168,6 +174,8 @@ def _join(joined: list[Term], term: Term) -> None:
         fail("terms (LineBias, Rotation, ...)", shape_of(term), "Call mechanism.terms(queries, keys) first.")
     for index, other in enumerate(joined):
         related = isinstance(other, Single) and (isinstance(term, type(other)) or isinstance(other, type(term)))
+        if isinstance(other, Single) and isinstance(term, Single) and other.one_of is not None:
+            related = related or other.one_of == term.one_of
         if related or type(other) is type(term):
             together = other.join(term)
             if together is not None:

@@ -6,13 +6,12 @@ A pair is allowed if
     low[i] <= key_order[j] <= high[i]  or  query i or key j is global,  and
     key_order[j] <= query_order[i] + limit,  and
     the block layout, if any, allows the block of the pair,  and
-    allowed[b, h, i, j], if there is such a tensor.
+    allowed[b, h, i, j], if there is such a tensor, and the mask `also`, if any, allows it.
 
 The interval is given by integers `left` and `right` around `query_order[i]` (causal: right=0; a window: both), by
 tensors `low` and `high`, or by both, which must then both hold. Globals ignore the interval but not `limit`, which
 keeps a pattern with globals causal: `mask & Mask.causal()` sets it. Order is independent of position: `query_order` and
-`key_order` default to the index, which needs as many queries as keys. Only the field `allowed` is N x M: it holds a
-mask without structure, as a tensor.
+`key_order` default to the index, which needs as many queries as keys. Only `allowed` is N x M.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
 
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     "left": min, "right": min, "limit": min, "low": torch.maximum, "high": torch.minimum, "allowed": torch.logical_and,
+    "also": lambda mine, theirs: mine & theirs,
 }  # fmt: skip
 """How the bounds of two masks combine; no other part may be set in both."""
 
@@ -66,6 +66,7 @@ class Mask(Movable):
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
         allowed: `Bool[1 or B, 1 or H, 1 or N, 1 or M]`, True where a pair may attend, as in PyTorch's SDPA.
+        also: a second mask that must allow the pair too, such as an interval of another order.
 
     Raises:
         ValueError: tensors of another dtype or number of dimensions; in attention, for other tokens, or a bound on
@@ -95,6 +96,7 @@ class Mask(Movable):
     blocks: Blocks | None = None
     limit: int | None = static(default=None)
     allowed: Bool[Tensor, "#B #H #N #M"] | None = None
+    also: Mask | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -105,9 +107,10 @@ class Mask(Movable):
                 require_int(x, f"Mask {field.name}", at_least=None, remedy="Leave it out for no bound on that side.")
             elif field.name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
-            elif field.name == "blocks":
-                if not isinstance(x, Blocks):
-                    fail("Mask blocks to be Blocks", shape_of(x), "Write Blocks(layout, size).")
+            elif field.name in ("blocks", "also"):
+                if not isinstance(x, Blocks if field.name == "blocks" else Mask):
+                    kind = "Blocks(layout, size)" if field.name == "blocks" else "Mask(...)"
+                    fail(f"Mask {field.name} to be {kind.partition('(')[0]}", shape_of(x), f"Write {kind}.")
             else:
                 require_tensor(x, f"Mask {field.name}", dims=(1, 2))
                 wanted_bool = field.name.endswith("global")
@@ -258,8 +261,8 @@ class Mask(Movable):
         """Whether some query may see no key, judged without reading tensors."""
         if any(bound is not None and bound < 0 for bound in (self.left, self.right, self.limit)):
             return True
-        plain = replace(self, left=None, right=None, limit=None)
-        return any(getattr(plain, field.name) is not None for field in fields(plain))
+        bounds = ("left", "right", "limit")
+        return any(getattr(self, field.name) is not None for field in fields(self) if field.name not in bounds)
 
     @property
     def _is_relative(self) -> bool:
@@ -282,14 +285,12 @@ class Mask(Movable):
             missing = ["query_order"] if self._is_relative and self.query_order is None else []
             missing += ["key_order"] if self.key_order is None else []
             if missing:
-                fail(
-                    f"{' and '.join(missing)} for a causal or windowed mask of {queries} queries and {keys} keys",
-                    "no order",
-                    "Give the order of queries and keys; for a cache: "
-                    "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys)).",
-                )
-        if self.blocks is not None:
-            self.blocks.check(queries, keys)
+                wanted = f"{' and '.join(missing)} for a causal or windowed mask of {queries} queries and {keys} keys"
+                cache = "Mask.causal(torch.arange(keys - queries, keys), torch.arange(keys))"
+                fail(wanted, "no order", f"Give the order of queries and keys; for a cache: {cache}.")
+        for part in (self.blocks, self.also):
+            if part is not None:
+                part.check(queries, keys)
 
     def narrow(self, queries: slice, keys: slice, device: torch.device | None = None) -> Mask:
         """The mask of some consecutive queries and keys: one step of decoding, a block, a shard.
@@ -319,10 +320,11 @@ class Mask(Movable):
         if self.blocks is not None:
             known = (part if span is None else slice(*span) for part, span in zip((queries, keys), spans, strict=True))
             cut["blocks"] = self.blocks.narrow(*known)
+        if self.also is not None:
+            cut["also"] = self.also.narrow(queries, keys, device)
         absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
-        if (
-            absolute or spans[0] is None or spans[0] != spans[1]
-        ):  # on the diagonal, differences of indices stay the same
+        diagonal = spans[0] is not None and spans[0] == spans[1]  # where differences of indices stay the same
+        if absolute or not diagonal:
             orders = (
                 ("query_order", queries, spans[0], self._is_relative),
                 ("key_order", keys, spans[1], self.has_interval),
@@ -378,13 +380,10 @@ class Mask(Movable):
         if self.allowed is not None:
             own = self.allowed if self.allowed.shape[2] == 1 else self.allowed[:, :, rows]
             result = result & (own if own.shape[3] == 1 else own[..., keys])
-        return result
+        return result if self.also is None else result & self.also.pairs(rows, keys)
 
     def compared(self, rows: Int[Tensor, " n"], columns: Int[Tensor, " m"], keys: slice) -> Compared:
-        """The parts of the mask, except blocks and `allowed`, for some queries and keys.
-
-        `columns` and `keys` are the same keys.
-        """
+        """All but blocks, `allowed` and `also`, for some queries and keys; `columns` and `keys` are the same keys."""
         low, high = self.interval(rows)
         most = self._order(rows) + self.limit if self.limit is not None and self.has_globals else None
         order = _at(self.key_order, keys)

@@ -31,7 +31,7 @@ def visible_tokens(
     mask: Mask, queries: int, keys: int, device: torch.device
 ) -> tuple[Bool[Tensor, "#B #H N"], Bool[Tensor, "#B #H M"]]:
     """Whether each query sees some key, and whether each key is visible to some query."""
-    if mask.allowed is not None:
+    if mask.allowed is not None or mask.also is not None:
         pairs = mask.dense(queries, keys, device)
         return pairs.any(dim=3), pairs.any(dim=2)
     if _see_themselves(mask, queries, keys) and mask.query_segments is not None:
@@ -53,7 +53,7 @@ def hides_nothing(mask: Mask, queries: int, keys: int) -> bool:
 
 def _see_themselves(mask: Mask, queries: int, keys: int) -> bool:
     """Whether it is known that every token in a segment sees itself."""
-    if queries != keys or mask.allowed is not None or mask.low is not None or mask.high is not None:
+    if queries != keys or any(x is not None for x in (mask.allowed, mask.also, mask.low, mask.high)):
         return False
     if mask.query_order is not mask.key_order or mask.query_segments is not mask.key_segments:
         return False

@@ -10,11 +10,7 @@ from relpos.core import (
     Coordinates,
     Mask,
     MaskLike,
-    QueryBias,
-    QueryScale,
-    RowRule,
     Scale,
-    Softcap,
     Term,
     Terms,
     require_queries_and_keys,
@@ -87,7 +83,6 @@ class Arguments:
         """Raise unless they fit together."""
         require_fit(self.q, self.k, self.v)
         self.terms.check(self.q, self.k, self.v)
-        _check_content(self.terms)
         if self.mask is not None:
             _check_mask(self.mask, self.q, self.k)
 
@@ -206,16 +201,6 @@ def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k:
     fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
 
 
-def _check_content(terms: Terms) -> None:
-    """Raise where a rule changes the content product beside a term that acts on all of it."""
-    if not any(rule.of_content for rule in terms.of(RowRule)):
-        return
-    for term in terms:
-        if isinstance(term, Softcap | QueryBias) or (isinstance(term, QueryScale) and term.on == "content"):
-            remedy = 'Write on="scores".' if isinstance(term, QueryScale) else "Leave it out."
-            fail("no other term on the content beside rotations chosen by offset", type(term).__name__, remedy)
-
-
 def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     mask.check(q.shape[2], k.shape[2])
     for name, x in fields_of(mask).items():
@@ -236,3 +221,5 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
     if mask.blocks is not None:
         check_device(mask.blocks.layout, "the mask's block layout", q)
         check_heads(mask.blocks.layout, "the mask's block layout", q)
+    if mask.also is not None:
+        _check_mask(mask.also, q, k)

@@ -6,7 +6,7 @@ trust a `Call`. `packing` takes it apart for autograd or a custom operator, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from relpos.core import (
     LineBias,
     Mask,
+    PairRotations,
     QueryBias,
     QueryScale,
     Rotation,
@@ -49,6 +50,8 @@ class Call:
         first_row: the number of the first query, for dropout.
         tokens: `[C, n]`, where the batch is made of C stretches of n tokens for each of its elements, their numbers,
             for dropout.
+        others: what else its rows attend to under the same softmax, one call for each other rotation (`PairRotations`).
+        is_part: whether it is one of several under one softmax. The results that its backward gets are those of all.
     """
 
     q: Float[Tensor, "B H N D"]
@@ -64,6 +67,8 @@ class Call:
     plain_k: Float[Tensor, "B _ M _"] | None = None
     first_row: int = 0
     tokens: Int[Tensor, "C n"] | None = None
+    others: tuple[Call, ...] = ()
+    is_part: bool = False
 
     @property
     def groups(self) -> int:
@@ -96,13 +101,35 @@ class Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
         return replace(self, seed=torch.randint(2**32, (), device=self.q.device)) if self.dropout > 0 else self
 
-    def rotated(self, rotate: Callable[..., Tensor] | None = None) -> Call:
+    def each(self) -> tuple[Call, ...]:
+        """This call alone, and `others`."""
+        if not self.others:
+            return (self,)
+        return tuple(replace(one, others=(), is_part=True) for one in (self, *self.others))
+
+    def parts(self) -> list[Call]:
+        """A call for each of its rotations: itself, but for `PairRotations`."""
+        chosen = self.terms.one(PairRotations)
+        if chosen is None:
+            return [self]
+        return [replace(self, terms=terms, mask=mask) for terms, mask in chosen.parts(self.terms, self.mask)]
+
+    def rotated(
+        self, rotate: Callable[..., Tensor] | None = None, turned: dict[Hashable, Tensor] | None = None
+    ) -> Call:
         """This call with its rotation, query bias and query scale applied to q and k, and without these terms.
+
+        With `PairRotations` it has the pairs of one rotation, and those of the rest are `others`.
 
         Args:
             rotate: what applies the rotation, for an engine that has its own.
+            turned: of `content`.
         """
         for term in self.terms.items:
+            if isinstance(term, PairRotations):
+                alike: dict[Hashable, Tensor] = {}
+                first, *others = (part.rotated(rotate, alike) for part in self.parts())
+                return replace(first, others=tuple(others))
             if _on_content(term):
                 break
         else:
@@ -114,7 +141,7 @@ class Call:
             plain_q, plain_k = q, k
         if rotation is not None and rotation.turns_keys_by_head:
             k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-        q, k = content(self.terms, q, k, rotate)
+        q, k = content(self.terms, q, k, rotate, turned)
         return Call(
             q, k, v, after_content(self.terms), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
             plain_q, plain_k, self.first_row, self.tokens,

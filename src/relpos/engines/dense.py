@@ -9,12 +9,24 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos.core import QueryScale, RowRule, Terms, at_least_float32
+from relpos.core import PairRotations, QueryScale, RowRule, Terms, at_least_float32, content
 from relpos.core.algebra import Keys, Queries
 from relpos.core.private import exporting
 
 PAIRS_AT_ONCE = 2**18
 """Pairs of query and key for which a rule is called at once."""
+
+
+def product(terms: Terms, q: Queries, k: Keys) -> Float[Tensor, "B H N M"]:
+    """The content product of every pair, not scaled."""
+    chosen = terms.one(PairRotations)
+    if chosen is None:
+        q, k = content(terms, q, k)
+        return q @ k.mT
+    found = torch.zeros((), dtype=q.dtype, device=q.device)
+    for alone, mask in chosen.parts(terms, None):
+        found = torch.where(mask.dense(q.shape[2], k.shape[2], q.device), product(alone, q, k), found)
+    return found
 
 
 def scores(
@@ -60,4 +72,4 @@ def _in_blocks(
         block = checkpoint(term, q[:, :, rows], k, allowed_rows, rows, use_reentrant=False)
         assert isinstance(block, Tensor)
         blocks.append(block)
-    return term.scaled(torch.cat(blocks, dim=2), scale)
+    return torch.cat(blocks, dim=2)

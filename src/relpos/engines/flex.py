@@ -15,11 +15,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from relpos.core import (
     LineBias,
     LineVectors,
     Mask,
+    PairRotations,
     QueryBias,
     QueryScale,
     Rotation,
@@ -28,10 +30,9 @@ from relpos.core import (
     at_least_float32,
 )
 from relpos.core.pairs import Compared
-from relpos.core.tree import fields_of
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
-from relpos.engines.operators import lacks_transform
+from relpos.engines.operators import joined, lacks_transform
 
 NARROWEST = 16
 """Minimum head width that FlexAttention supports."""
@@ -47,7 +48,7 @@ class Flex(Engine):
     summary = (
         "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients not deterministic"
     )
-    served = (LineBias, LineVectors, Rotation, QueryBias, QueryScale, Softcap, Sinks)
+    served = (LineBias, LineVectors, PairRotations, Rotation, QueryBias, QueryScale, Softcap, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -88,15 +89,19 @@ def _compiled() -> tuple[Any, Any]:
 
 def attend(call: Call, flex: Any, create_block_mask: Any) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The call by `flex_attention` and `create_block_mask`, compiled or not."""
+    return joined([_attend_alone(one, flex, create_block_mask) for one in call.each()])
+
+
+def _attend_alone(call: Call, flex: Any, create_block_mask: Any) -> tuple[Tensor, Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
     block_mask = None
     if call.mask is not None:
-        tensors = (x for x in fields_of(call.mask).values() if isinstance(x, Tensor))
+        tensors = [x for x in pytree.tree_leaves(call.mask) if isinstance(x, Tensor)]
         batch = call.q.shape[0] if any(x.dim() == 2 for x in tensors) else None
         heads = None if call.mask.blocks is None else call.q.shape[1]
-        device: Any = call.q.device
-        block_mask = create_block_mask(_mask_mod(call), batch, heads, call.q.shape[2], call.k.shape[2], device=device)
+        allows, device = _mask_mod(call, call.mask), call.q.device
+        block_mask = create_block_mask(allows, batch, heads, call.q.shape[2], call.k.shape[2], device=device)
     out, aux = flex(
         call.q, call.k, call.v, score_mod=_score_mod(call), block_mask=block_mask, scale=call.scale,
         enable_gqa=call.is_grouped, return_aux=AuxRequest(lse=True),
@@ -159,10 +164,10 @@ def _vectors(term: LineVectors, call: Call) -> _ScoreMod:
     return lambda score, b, h, i, j: score + products[b, h, j, rows[query[b, i] - key[b, j] + origin]]
 
 
-def _mask_mod(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask as a `mask_mod`, a function of the indices of batch, head, query and key."""
-    mask, batch, device = call.mask, call.q.shape[0], call.q.device
-    assert isinstance(mask, Mask)
+def _mask_mod(call: Call, mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A mask as a `mask_mod`, a function of the indices of batch, head, query and key."""
+    batch, device = call.q.shape[0], call.q.device
+    also = None if mask.also is None else _mask_mod(call, mask.also)
     rows, columns = (torch.arange(x.shape[2], device=device) for x in (call.q, call.k))
     found = mask.compared(rows, columns, slice(0, call.k.shape[2]))
     wide = (getattr(found, field.name) for field in fields(found))
@@ -174,6 +179,6 @@ def _mask_mod(call: Call) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         allowed = compared.allowed(i >= 0, lambda x: x[b, i], lambda x: x[b, j])
         if blocks is not None and layout is not None:
             allowed = allowed & layout[h, i // blocks.size, j // blocks.size]
-        return allowed
+        return allowed if also is None else allowed & also(b, h, i, j)
 
     return mask_mod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
 from relpos.engines.packing import CallForm, Packed, pack, unpack
+
+T = TypeVar("T")
 
 
 class Gradients:
@@ -75,6 +77,49 @@ RunForward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
 RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
 """Takes a call, its output and log-sum-exp and their gradients, and adds to the gradients that are wanted."""
+
+
+def joined(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of one softmax over disjoint sets of keys, from those of each set."""
+    if len(results) == 1:
+        return results[0]
+    lse = torch.stack([part for _, part in results])
+    peak = lse.detach().amax(dim=0)
+    shares = torch.exp(lse - torch.where(peak == -torch.inf, 0, peak))
+    total = shares.sum(dim=0)
+    blank = total == 0
+    shares = shares / total.masked_fill(blank, 1)
+    out = sum(at_least_float32(part) * share[..., None] for (part, _), share in zip(results, shares, strict=True))
+    assert isinstance(out, Tensor)
+    return out.to(results[0][0].dtype), torch.where(blank, -torch.inf, peak + total.log())
+
+
+def _of_each(forwards: Sequence[RunForward]) -> RunForward:
+    """The forward of a call with `others`, from a forward for each; one alone is for all."""
+
+    def forward(call: Call) -> tuple[Tensor, Tensor]:
+        if not call.others:
+            return forwards[0](call)
+        calls = call.each()
+        return joined([run(one) for run, one in zip(_for_all(forwards, calls), calls, strict=True)])
+
+    return forward
+
+
+def _back_of_each(backwards: Sequence[RunBackward]) -> RunBackward:
+    """The backward of a call with `others`: that of each, from the results of all."""
+
+    def backward(call: Call, *results: Any) -> None:
+        calls = call.each()
+        for run, one in zip(_for_all(backwards, calls), calls, strict=True):
+            run(one, *results)
+
+    return backward
+
+
+def _for_all(runs: Sequence[T], calls: Sequence[Call]) -> Sequence[T]:
+    return runs if len(runs) == len(calls) else [runs[0]] * len(calls)
+
 
 FORWARD_MODE = "forward-mode derivatives"
 
@@ -143,8 +188,8 @@ class Operator:
     """
 
     def __init__(self, engine: str, forward: RunForward, backward: RunBackward) -> None:
-        self._forward, self._backward = forward, backward
-        self._attend, self._attend_backward = _register(engine, forward, backward)
+        self._forward, self._backward = _of_each([forward]), _back_of_each([backward])
+        self._attend, self._attend_backward = _register(engine, self._forward, self._backward)
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of any call."""
@@ -166,7 +211,10 @@ class Operator:
         def compute(call: Call) -> tuple[Tensor, Tensor]:
             nonlocal ready
             if ready is None:
-                forward, backward = (self._forward, self._backward) if prepare is None else prepare(call)
+                forward, backward = self._forward, self._backward
+                if prepare is not None:
+                    forwards, backwards = zip(*map(prepare, call.each()), strict=True)
+                    forward, backward = _of_each(forwards), _back_of_each(backwards)
                 ready = forward, backward, CallForm(call)
             return self._by_node(*ready, call)
 

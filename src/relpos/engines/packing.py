@@ -138,7 +138,7 @@ class CallForm:
         if isinstance(node, Tensor):
             index = self._index(node, path, known)
             return lambda tensors, lines: tensors[index]
-        if isinstance(node, tuple):
+        if isinstance(node, tuple) and node:
             makers = [self._maker(part, (*path, at), known) or _always(part) for at, part in enumerate(node)]
             return lambda tensors, lines: tuple([make(tensors, lines) for make in makers])
         if type(node).__name__ not in CLASSES and type(node) is not Call:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineVectors, Sinks, Softcap, at_least_float32, content
+from relpos.core import LineVectors, Sinks, Softcap, at_least_float32
 from relpos.core.random import kept_pairs
 from relpos.engines import dense
 from relpos.engines.call import Call
@@ -54,8 +54,7 @@ def weights(call: Call) -> tuple[Float[Tensor, "B H N M"], Float[Tensor, "B H N"
     n, m = q.shape[2], k.shape[2]
     allowed = None if call.mask is None else call.mask.dense(n, m, q.device)
 
-    rotated_q, rotated_k = content(call.terms, q, k)
-    score = rotated_q @ rotated_k.mT * call.scale
+    score = dense.product(call.terms, q, k) * call.scale
     softcap = call.terms.one(Softcap)
     if softcap is not None:
         score = softcap.cap * torch.tanh(score / softcap.cap)

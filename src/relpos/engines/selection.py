@@ -16,7 +16,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from relpos.core import DenseBias, LineBias, LineVectors, Mask, QueryBias, QueryScale, Rotation, RowRule, Sinks
+from relpos.core import (
+    DenseBias,
+    LineBias,
+    LineVectors,
+    Mask,
+    PairRotations,
+    QueryBias,
+    QueryScale,
+    Rotation,
+    RowRule,
+    Sinks,
+)
 from relpos.core.checks import require_name
 from relpos.core.private import exporting
 from relpos.engines.call import Call
@@ -91,7 +102,7 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
         elif (slower := SLOWER.get(engine.name, _never)(call, kind)) is not None:
             choice.passed_over[engine.name] = slower
             choice.engine = engine if engine.serves_any_size else choice.engine
-        elif call.q.device.type in engine.checked_on and (fault := verdicts.fault(engine, REFERENCE, call)) is not None:
+        elif call.q.device.type in engine.checked_on and (fault := _fault(engine, call)) is not None:
             choice.passed_over[engine.name] = fault.words
             choice.lasts = choice.lasts and fault.lasts
         else:
@@ -99,6 +110,14 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
             break
     choice.passed_over.pop(choice.engine.name, None)
     return choice
+
+
+def _fault(engine: Engine, call: Call) -> verdicts.Fault | None:
+    """Why `auto` must not use an engine for a call, or for its pairs of some rotation."""
+    for part in call.parts():
+        if (fault := verdicts.fault(engine, REFERENCE, part)) is not None:
+            return fault
+    return None
 
 
 def choose_for_shards(call: Call) -> Engine:
@@ -126,6 +145,8 @@ PATTERN = 2**20
 """Pairs, under a mask that allows few of them."""
 DROPOUT = 2**18
 """Pairs from which dropout by a counter is faster than a draw of PyTorch's generator for each score."""
+ROTATIONS = 2**17
+"""Scores, for several rotations by pair, of which a dense engine computes all products."""
 LEAST = 2**20
 """Scores below which the fixed cost of a call, about a millisecond, dominates."""
 MANY, OF_MANY = 2**24, 2**14
@@ -163,7 +184,8 @@ def _triton(call: Call, kind: str) -> str | None:
         return "it would run in Triton's interpreter"
     if call.return_lse:  # PyTorch's kernels do not return it
         return None
-    if not call.terms.of(LineBias) and (call.mask is None or call.mask.is_plain_causal):
+    own = call.terms.one(LineBias) is not None or call.terms.one(PairRotations) is not None
+    if not own and (call.mask is None or call.mask.is_plain_causal):
         return "without a bias PyTorch's own kernels are available"
     if max(call.q.shape[2], call.k.shape[2]) < TOKENS_OF_TRITON:
         return f"fewer than {TOKENS_OF_TRITON} tokens"
@@ -175,6 +197,9 @@ def _streaming(call: Call, kind: str) -> str | None:
     batch, heads, n, _ = call.q.shape
     pairs = n * call.k.shape[2]
     scores = batch * heads * pairs
+    if kind == "cpu" and call.terms.one(PairRotations) is not None:
+        few = f"for rotations by pair it is faster only from {ROTATIONS:,} scores (heads x queries x keys) on"
+        return few if scores < ROTATIONS else None
     if kind == "cpu" and scores < LEAST and call.terms.one(LineBias) is not None:
         return _TOO_SMALL
     border, what = _border(call)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from relpos.core import Mask, Rotation, RowRule, Scale, Sinks, Terms, after_content
+from relpos.core import Mask, PairRotations, Rotation, RowRule, Scale, Sinks, Terms, after_content
 from relpos.core.checks import under_autocast, without_autocast
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
@@ -41,6 +41,8 @@ Pair = tuple[Stretch, Stretch]
 
 def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
     """Why keys cannot come in blocks, in words; None if they can."""
+    if terms.of(PairRotations):
+        return "a position without rotations by pair (ReRoPE, Self-Extend, dual chunk attention),"
     if terms.of(RowRule):
         return "a position without a rule of rows (CoPE, FIRE), which needs all keys at once,"
     if mask is not None and mask.allowed is not None:

@@ -13,10 +13,8 @@ rest, or than C. They read longer inputs than the rotation was trained on withou
 trained length. Made for a causal mask: keys after the query are rotated as published code would, and in `DualChunk` as
 keys of older chunks. A prefix token has no offset: its pairs are far ones, in which it is not rotated.
 
-Keys are cached unrotated, as always in relpos. What is near is a rule for a block of query rows (`core.RowRule`), which
-computes the products of near keys under both rotations, on a CPU for these alone, elsewhere for all keys. Memory is
-O(N) in `streaming`. `triton` and `flex` do not serve it. A soft cap, a query bias and a factor on the content are
-refused beside it.
+Keys are cached unrotated, as always in relpos. The term is a `PairRotations`: the attention of each class of pairs is
+computed under its rotation, and the softmax put together from them. Each pair's product is computed once.
 
 Sources: Su 2023 (ReRoPE, kexue.fm/archives/9708), Jin et al. 2024 (Self-Extend), An et al. 2024 (dual chunk attention,
 ChunkLlama), which Qwen2.5-1M has. Their factors on long texts' queries (log n) are a `QueryScale` on scores.
@@ -24,16 +22,29 @@ ChunkLlama), which Qwen2.5-1M has. Their factors on long texts' queries (log n) 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import Coordinates, Positions, Rotation, RowRule, Terms, may_cache, require_coordinates, rotate
+from relpos.core import (
+    Coordinates,
+    Mask,
+    PairRotations,
+    Positions,
+    Rotation,
+    Sequence,
+    Terms,
+    cached,
+    require_coordinates,
+)
+from relpos.core.cache import FEW_BYTES
 from relpos.core.checks import fail, require_int, shape_of
+from relpos.core.terms.rotations import fixed
 from relpos.position.base.angles import positions
 from relpos.position.base.device import settle
 from relpos.position.base.mechanism import AS_IS, Mechanism
@@ -41,22 +52,36 @@ from relpos.position.base.preset import Preset
 from relpos.position.base.site import Site
 from relpos.position.rotary import RotaryEmbedding, context_length, site_length
 
-Places = Float[Tensor, "_ _"]
-"""Where tokens are, `[1 or B, N]`, float64."""
+Places = Int[Tensor, "_ _"]
+"""Where tokens are, `[1 or B, N]`."""
+_BEYOND = 2**62
+"""Beyond the place of any token."""
 
 
 @dataclass(frozen=True)
-class NearPairs:
-    """Keys from `low` to `high`, bounds of each query, and the places of both tokens of such a pair."""
+class Pairs:
+    """A class of pairs, and the places by which their tokens are rotated.
 
-    query: Float[Tensor, "_ N"]
-    key: Float[Tensor, "_ M"]
-    low: Float[Tensor, "_ N"]
-    high: Float[Tensor, "_ N"]
+    Attributes:
+        query, key: the places; a key of None is not rotated.
+        least, most: the offsets, query - key, of such pairs; None for no bound.
+        low, high: where keys are besides, for each query; None for anywhere.
+    """
+
+    query: Places
+    key: Places | None
+    least: int | None
+    most: int | None
+    low: Places | None = None
+    high: Places | None = None
+
+    def occur(self, least: int, most: int) -> bool:
+        """Whether some such pairs may have offsets from `least` to `most`."""
+        return (self.least is None or self.least <= most) and (self.most is None or least <= self.most)
 
 
 class ByOffset(Mechanism):
-    """Base of the rotations chosen by offset. A subclass says at which places near and far pairs are rotated."""
+    """Base of the rotations chosen by offset. A subclass says which pairs there are, and how each is rotated."""
 
     growth = (AS_IS,)
 
@@ -75,83 +100,74 @@ class ByOffset(Mechanism):
         super().settle(device)
         settle(self.rotary, device)
 
-    def _far(self, query: Places, key: Places) -> tuple[Places, Places]:
-        """The places of queries and keys in a pair that is not near, each `[1 or B, N]`."""
-        raise NotImplementedError
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
+        """The classes of pairs of tokens at these places, near ones first, which share no pair and leave none out.
 
-    def _near(self, query: Places, key: Places) -> list[NearPairs]:
-        """The near pairs, in classes that share no pair."""
+        One has no `most` and no `low`; it has the pairs of prefix tokens, too. Of the coordinates only `low` and `high`
+        count, by which classes without pairs are left out.
+        """
         raise NotImplementedError
 
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         both = [_checked(queries, "queries")] + ([] if keys is None else [_checked(keys, "keys")])
-        query, key = (positions(one, self.device)[:, one.prefix :, 0] for one in (both[0], both[-1]))
         length, rotary = context_length(*both), self.rotary
+        few = all(4 * one.count * rotary.rotary_dim <= FEW_BYTES for one in both)
+        once = any(isinstance(one, Positions) or one.low[0] for one in both)  # as when a text is decoded
+        if once or not few or not rotary._is_cacheable:
+            return self._made(both, length)
+        settings = [getattr(self, name) for name in self.saved_settings]
+        depends = *both, *settings, rotary.bands(length), rotary.layout, rotary.head_dim, self.device
+        return cached(self, depends, self.device, lambda: self._made(both, length, mark=fixed))
+
+    def _made(
+        self, both: list[Coordinates], length: int, mark: Callable[[Rotation], Rotation] = lambda rotation: rotation
+    ) -> Terms:
+        """The terms for queries, and keys where they differ. `mark`: applied to each rotation."""
+        first, last, rotary = both[0], both[-1], self.rotary
+        query = positions(first, self.device)[:, first.prefix :, 0].long()
+        key = query if len(both) == 1 else positions(last, self.device)[:, last.prefix :, 0].long()
         bands, magnitude = rotary._bands_on_device(length), rotary.bands(length)[1]
-        before_queries, before_keys = both[0].prefix, both[-1].prefix
+        made: dict[int, Float[Tensor, "_ 1 _ P"]] = {}
 
         def turns(places: Places, prefix: int) -> Float[Tensor, "_ 1 _ P"]:
-            return (_after(prefix, places, 0.0)[..., None] * bands)[:, None]
+            angles = made.get(id(places))
+            if angles is None:
+                angles = made[id(places)] = (F.pad(places, (prefix, 0)).double()[..., None] * bands)[:, None]
+            return angles
 
-        far = self._far(query, key)
-        far_query, far_key = turns(far[0], before_queries), turns(far[1], before_keys)
-        parameters = [_after(before_keys, key, torch.inf), far_query, far_key]
-        for near in self._near(query, key):
-            parameters += [turns(near.query, before_queries), turns(near.key, before_keys)]
-            bounds = (near.low, torch.inf), (near.high, -torch.inf)
-            parameters += [_after(before_queries, bound, beyond) for bound, beyond in bounds]
-        rule = _Nearer(rotary.layout, magnitude)
-        return Terms(
-            Rotation(far_query, far_key, layout=rotary.layout, magnitude=magnitude, width=rotary.head_dim),
-            RowRule(rule, tuple(parameters), width=rotary.head_dim, of_content=True),
-        )
-
-
-def _after(prefix: int, x: Places, value: float) -> Places:
-    """The numbers of tokens, after those of the prefix."""
-    return F.pad(x, (prefix, 0), value=value)
-
-
-@dataclass(frozen=True)
-class _Nearer:
-    """The rule: where a pair is near, its product under the near rotation minus that under the far one."""
-
-    layout: Literal["half", "interleaved"]
-    magnitude: float
-
-    def __call__(
-        self,
-        q: Float[Tensor, "B H n D"],
-        k: Float[Tensor, "B H M D"],
-        allowed: Bool[Tensor, "#B #H n M"],
-        rows: slice,
-        places: Float[Tensor, "_ M"],
-        *turns: Tensor,
-    ) -> Float[Tensor, "B H n M"]:
-        total = q.new_zeros(*q.shape[:3], k.shape[2])
-        for start in range(2, len(turns), 4):
-            query, key, low, high = turns[start : start + 4]
-            seen = (low[:, rows, None] <= places[:, None]) & (places[:, None] <= high[:, rows, None])
-            keys = _span(seen)
-            near, far = (
-                self._product(q, k[:, :, keys], own[:, :, rows], theirs[:, :, keys])
-                for own, theirs in ((query, key), turns[:2])
-            )
-            change = torch.where(seen[:, None, :, keys], near - far, 0.0)
-            total = total + F.pad(change, (keys.start, k.shape[2] - keys.stop))
-        return total
-
-    def _product(self, q: Tensor, k: Tensor, query: Tensor, key: Tensor) -> Float[Tensor, "B H n m"]:
-        turned = rotate(q, query, layout=self.layout, magnitude=self.magnitude)
-        return turned @ rotate(k, key, layout=self.layout, magnitude=self.magnitude).mT
+        least, most, prefix = first.low[0] - last.high[0], first.high[0] - last.low[0], first.prefix + last.prefix
+        every = self._classes(query, key, first, last)
+        classes = [one for one in every if one.occur(least, most) or (prefix and one.most is None)]
+        rotations, masks = [], []
+        for pairs in classes:
+            unturned = pairs.key is None and magnitude == 1
+            angles = None if unturned else turns(key * 0 if pairs.key is None else pairs.key, last.prefix)
+            own = turns(pairs.query, first.prefix)
+            turn = Rotation(own, angles, layout=rotary.layout, magnitude=magnitude, width=rotary.head_dim)
+            rotations.append(mark(turn))
+            masks.append(_mask(pairs, query, key, first, last))
+        if len(classes) == 1:
+            return Terms(rotations[0])
+        return Terms(PairRotations(tuple(rotations), tuple(masks)))
 
 
-def _span(seen: Bool[Tensor, "_ n M"]) -> slice:
-    """The keys from the first to the last that a row sees; all where asking would wait for the device."""
-    if not seen.is_cpu or not may_cache(seen.device):
-        return slice(0, seen.shape[2])
-    columns = seen.flatten(0, 1).any(dim=0).nonzero()
-    return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
+def _mask(pairs: Pairs, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> Mask:
+    """The pairs of a class."""
+    low, high = pairs.low, pairs.high
+    if isinstance(queries, Sequence) and queries == keys and not queries.prefix:  # differences of indices are offsets
+        low, high = (None if x is None else x[0] - queries.start for x in (low, high))
+        return Mask(pairs.most, None if pairs.least is None else -pairs.least, low, high)
+    if pairs.most is not None:
+        low = query - pairs.most if low is None else torch.maximum(low, query - pairs.most)
+    if pairs.least is not None:
+        high = query - pairs.least if high is None else torch.minimum(high, query - pairs.least)
+    order = F.pad(key, (keys.prefix, 0), value=-_BEYOND)
+    takes_prefix = pairs.most is None  # its keys have no lowest place
+    if low is not None:
+        low = F.pad(low, (queries.prefix, 0), value=_BEYOND)
+    if high is not None:
+        high = F.pad(high, (queries.prefix, 0), value=_BEYOND if takes_prefix else -_BEYOND)
+    return Mask(low=low, high=high, key_order=order)
 
 
 def _checked(coordinates: Coordinates, name: str) -> Coordinates:
@@ -192,11 +208,13 @@ class ReRoPE(ByOffset):
     def from_site(cls, site: Site) -> Self:
         return cls(RotaryEmbedding(site.head_dim), window=max(1, site_length(site) // 2))
 
-    def _far(self, query: Places, key: Places) -> tuple[Places, Places]:
-        return torch.full_like(query, self.window), torch.zeros_like(key)
-
-    def _near(self, query: Places, key: Places) -> list[NearPairs]:
-        return [NearPairs(query, key, query - (self.window - 1), query + (self.window - 1))]
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
+        far, window = torch.full_like(query, self.window), self.window
+        return [
+            Pairs(query, key, 1 - window, window - 1),
+            Pairs(far, None, window, None),
+            Pairs(far, None, None, -window),
+        ]
 
 
 class SelfExtend(ByOffset):
@@ -231,12 +249,15 @@ class SelfExtend(ByOffset):
     def from_site(cls, site: Site) -> Self:
         return cls(RotaryEmbedding(site.head_dim), window=max(1, site_length(site) // 2), group=16)
 
-    def _far(self, query: Places, key: Places) -> tuple[Places, Places]:
-        shift = self.window - self.window // self.group
-        return (query / self.group).floor() + shift, (key / self.group).floor()
-
-    def _near(self, query: Places, key: Places) -> list[NearPairs]:
-        return [NearPairs(query, key, query - (self.window - 1), query + (self.window - 1))]
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
+        window = self.window
+        shift = window - window // self.group
+        far = query // self.group + shift, key // self.group
+        return [
+            Pairs(query, key, 1 - window, window - 1),
+            Pairs(*far, window, None),
+            Pairs(*far, None, -window),
+        ]
 
 
 class DualChunk(ByOffset):
@@ -277,22 +298,27 @@ class DualChunk(ByOffset):
         size = max(2, 3 * length // 4)
         return cls(RotaryEmbedding(site.head_dim), size=size, local=min(max(1, length // 16), size - 1))
 
-    def _far(self, query: Places, key: Places) -> tuple[Places, Places]:
-        # as published: of the last token of a chunk, which is C unless chunks are shorter than l
-        last = min(2 * self._chunk - 1, self.size)
-        return torch.full_like(query, last), key.remainder(self._chunk)
-
-    def _near(self, query: Places, key: Places) -> list[NearPairs]:
-        chunk = self._chunk
+    def _classes(self, query: Places, key: Places, queries: Coordinates, keys: Coordinates) -> list[Pairs]:
+        chunk = self.size - self.local  # tokens of a chunk, c
         inside, own = query.remainder(chunk), key.remainder(chunk)
         first = query - inside
-        before = (inside + chunk).clamp(max=self.size)
-        return [NearPairs(inside, own, first, first + (chunk - 1)), NearPairs(before, own, first - chunk, first - 1)]
-
-    @property
-    def _chunk(self) -> int:
-        """Tokens of a chunk, c."""
-        return self.size - self.local
+        back = queries.high[0] // chunk - keys.low[0] // chunk  # as many chunks as a query may see before its own
+        later = keys.high[0] // chunk > queries.low[0] // chunk
+        # as published: of the last token of a chunk, which is C unless chunks are shorter than l
+        last = torch.full_like(query, min(2 * chunk - 1, self.size))
+        return [
+            Pairs(inside, own, 1 - chunk, chunk - 1, first, first + (chunk - 1)),
+            Pairs(
+                (inside + chunk).clamp(max=self.size),
+                own,
+                1 if back > 0 else _BEYOND,
+                2 * chunk - 1,
+                first - chunk,
+                first - 1,
+            ),
+            Pairs(last, own, chunk + 1 if back > 1 else _BEYOND, None, high=first - chunk - 1),
+            Pairs(last, own, None, -1 if later else -_BEYOND, low=first + chunk),
+        ]
 
 
 def _preset(name: str, title: str, kind: type[ReRoPE | SelfExtend | DualChunk], summary: str, source: str) -> Preset:

@@ -6,7 +6,7 @@ The score of query i and key j in head h is, in this order,
         + indexed and dense biases + row rules,
 
 then the mask, then sinks; vectors on the value side are added to v under the softmax's weights. A rotation may turn
-values too, and the output back. The docstring of each
+values too, and the output back; it may be another one for some pairs. The docstring of each
 class states what it adds, and its `scores` computes the same. All terms index query heads, even if keys are grouped.
 Vectors are multiplied with unrotated q and k. `core.algebra` defines how terms combine.
 """
@@ -22,6 +22,7 @@ from relpos.core.terms.of_content import (
     after_content,
     content,
 )
+from relpos.core.terms.pair_rotations import PairRotations
 from relpos.core.terms.rotations import Polar, Rotation
 from relpos.core.terms.vectors import AxisVectors, LineVectors
 
@@ -32,6 +33,7 @@ __all__ = [
     "LineBias",
     "LineVectors",
     "LowRank",
+    "PairRotations",
     "Polar",
     "QueryBias",
     "QueryScale",

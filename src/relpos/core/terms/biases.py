@@ -15,7 +15,6 @@ from relpos.core.checks import (
     broadcasts,
     fail,
     require_device,
-    require_flag,
     require_int,
     require_tensor,
     require_wide,
@@ -194,8 +193,6 @@ class RowRule(Term):
         parameters: tensors passed to it, which receive gradients.
         offset: added to the row indices; only `narrow` sets it.
         width: the head width that it was made for, or None.
-        of_content: whether the bias is a change of the content product, which the scale multiplies. Attention then
-            refuses what acts on the content otherwise: a soft cap, a query bias, a factor of queries on the content.
 
     Raises:
         ValueError: no function, or parameters that are no tensors; in attention, a bias of another shape.
@@ -214,10 +211,8 @@ class RowRule(Term):
     parameters: tuple[Tensor, ...] = ()
     offset: int = static(default=0)
     width: int | None = static(default=None)
-    of_content: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        require_flag(self.of_content, "of_content")
         if self.width is not None:
             require_int(self.width, "RowRule width", at_least=1)
         if not callable(self.rule):
@@ -231,11 +226,7 @@ class RowRule(Term):
             check_device(parameter, "RowRule parameters", q)
 
     def scores(self, q: Queries, k: Keys, scale: float, allowed: Tensor | None) -> Float[Tensor, "#B #H N M"]:
-        return self.scaled(self(q, k, allowed, slice(0, q.shape[2])), scale)
-
-    def scaled(self, bias: Float[Tensor, "#B #H n M"], scale: float) -> Float[Tensor, "#B #H n M"]:
-        """What a bias of rows adds to their scores."""
-        return bias * scale if self.of_content else bias
+        return self(q, k, allowed, slice(0, q.shape[2]))
 
     def narrow(self, queries: slice, keys: slice) -> RowRule:
         """Only rows can be cut: the rule sees all keys."""

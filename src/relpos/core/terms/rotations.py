@@ -55,6 +55,7 @@ class Rotation(Single):
     """
 
     adds_scores = meets_plain = False
+    one_of = "rotation"
     _per_angle = 2
     """Dimensions of a head for each angle."""
     query: Float[Tensor, "#B #H N P"]

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from relpos.core import LineBias, LineVectors, Sinks, Softcap, at_least_float32, densify, may_cache
+from relpos.core import LineBias, LineVectors, PairRotations, Sinks, Softcap, at_least_float32, densify, may_cache
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Way
@@ -110,8 +110,11 @@ def _under_mask(call: Call) -> tuple[Tensor, None]:
     bias = blank = None
     if not causal:
         bias, blank = _mask(call)
-    call = call.rotated()
-    q, k, v = call.q, call.k, call.v
+    if call.terms.one(PairRotations) is None:
+        call = call.rotated()
+        q, k, v = call.q, call.k, call.v
+    else:  # the mask has the products of all pairs
+        q, k, v = torch.zeros_like(call.q), torch.zeros_like(call.k), call.v
     width = v.shape[3]
     if q.is_cpu and q.shape[3] > width:  # the kernel there that holds no scores takes one width
         v = F.pad(v, (0, q.shape[3] - width))
@@ -167,6 +170,9 @@ def _mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
     allowed, blank = _allowed(call)
     k = _repeated(at_least_float32(call.k), call.groups)
     bias = dense.scores(call.terms, at_least_float32(call.q), k, call.scale, allowed)
+    if call.terms.one(PairRotations) is not None:
+        own = dense.product(call.terms, at_least_float32(call.q), k) * call.scale
+        bias = own if bias is None else bias + own
     sinks = call.terms.one(Sinks)
     if allowed is None and sinks is None:
         return bias, None

@@ -144,6 +144,8 @@ def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
             found.append((field.name, _known(x.dim() == 2 and x.shape[0] > 1), x.dtype))
         elif isinstance(x, Blocks):
             found.append((field.name, _known(x.layout.shape[0] > 1)))
+        elif isinstance(x, Mask):
+            found.append((field.name, _parts(x)))
         elif x is not None:
             found.append((field.name, _known(x == 0)))
     return tuple(found)
@@ -236,6 +238,9 @@ def _mask(parts: tuple[tuple[Any, ...], ...], heads: int, n: int, m: int, genera
         token = torch.arange(count, device="cpu")
         if name in ("left", "right", "limit"):
             made[name] = 0 if detail else far if name == "left" else near
+            continue
+        if name == "also":
+            made[name] = _mask(detail, heads, n, m, generator)
             continue
         if name == "blocks":
             shape = (heads if detail else 1, -(-n // near), -(-m // near))

@@ -124,7 +124,7 @@ class Backward:
                 self._run_bare(chunk, tile, self.kernel, upstream, out, lse, d_q)
                 continue
             weights = scores.exp(scores.compute(chunk, tile, shift))
-            alone = len(chunk.block.tiles) == 1 and not self.shard
+            alone = len(chunk.block.tiles) == 1 and not (self.shard or self.call.is_part)
             if plan.renormalizes and alone:
                 total = weights.sum(dim=-1, keepdim=True)
                 total = total if sink is None else total + sink

@@ -18,6 +18,7 @@ from relpos.core import (
     LineBias,
     LineVectors,
     LowRank,
+    PairRotations,
     QueryBias,
     QueryScale,
     Rotation,
@@ -33,7 +34,7 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards, Way
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
 from relpos.engines.streaming.backward import Backward
-from relpos.engines.streaming.cpu import cpu_kernel
+from relpos.engines.streaming.cpu import cpu_kernel, masked_kernel
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.plan.planning import make_plan
 from relpos.engines.streaming.plan.regroup import by_segments
@@ -52,6 +53,8 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _forward_whole(call: Call) -> tuple[Tensor, Tensor]:
+    if masked_kernel.supports(call):
+        return masked_kernel.forward(call)
     return cpu_kernel.forward(call) if cpu_kernel.supports(call) else Forward(call, make_plan(call)).run()
 
 
@@ -87,9 +90,13 @@ def _backward_whole(
     call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
     natural: bool | None = None, shard: bool = False,
 ) -> None:  # fmt: skip
-    """The backward without groups. `natural`: whether the flash kernel computed the forward; scores are then in base e,
+    """The backward without groups. `natural`: whether a flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
-    natural = cpu_kernel.supports(call) if natural is None else natural
+    masked = masked_kernel.supports(call)
+    if masked and not call.return_lse:
+        masked_kernel.backward(call, out, lse, d_out, d_lse, gradients)
+        return
+    natural = (masked or cpu_kernel.supports(call)) if natural is None else natural
     plan = make_plan(call, backward=True, natural=natural)
     kernel = flash_kernel_backward() if natural and not call.return_lse and call.terms.of(LineVectors) else None
     Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel, shard).run()
@@ -122,7 +129,7 @@ def _by_rules(call: Call) -> tuple[Tensor, Tensor]:
         rows = slice(start, stop)
         mask = None if call.mask is None else call.mask.narrow(rows, everything, call.q.device)
         seen = None if mask is None else mask.dense(stop - start, m, call.q.device)
-        bias = sum(rule.scaled(rule(wide_q[:, :, rows], wide_k, seen, rows), call.scale) for rule in rules)
+        bias = sum(rule(wide_q[:, :, rows], wide_k, seen, rows) for rule in rules)
         assert isinstance(bias, Tensor)
         plain_q = None if call.plain_q is None else call.plain_q[:, :, rows]
         terms = call.terms.narrow(rows, everything) + DenseBias(bias)
@@ -157,13 +164,15 @@ class Streaming(Engine):
         Way("a row rule, for a block of rows at a time", lambda call: True, lambda call: _run),
     )
     served = (
-        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, IndexedBias, RowRule, Rotation, QueryBias, QueryScale,
-        Softcap, Sinks,
+        LineBias, LineVectors, AxisVectors, LowRank, DenseBias, IndexedBias, RowRule, Rotation, PairRotations,
+        QueryBias, QueryScale, Softcap, Sinks,
     )  # fmt: skip
 
     def unsupported(self, call: Call) -> str | None:
         if call.mask is not None and call.mask.allowed is not None:
             return "a mask as a tensor"
+        if call.terms.one(RowRule) is not None and call.terms.one(PairRotations) is not None:
+            return "RowRule beside PairRotations"
         return self.unknown(call) or lacks_transform()
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:

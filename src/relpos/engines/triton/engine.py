@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, QueryBias, QueryScale, Rotation, Sinks
+from relpos.core import LineBias, PairRotations, QueryBias, QueryScale, Rotation, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards
 from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
@@ -59,7 +59,7 @@ _attend = Operator("triton", _forward, _backward)
 
 
 _MASK_PARTS = (
-    "left", "right", "low", "high", "limit", "query_order", "key_order", "query_segments", "key_segments",
+    "left", "right", "low", "high", "limit", "query_order", "key_order", "query_segments", "key_segments", "also",
 )  # fmt: skip
 """The parts of a mask that the kernels know; all others are refused, also those of a later version."""
 _REFUSED_PARTS = {
@@ -75,7 +75,7 @@ class Triton(Engine):
     shards = Shards(_forward, _backward)
     summary = "fused kernels for a line bias on GPU, with a deterministic gradient"
     serves_any_size = True
-    served = (LineBias, Rotation, QueryBias, QueryScale, Sinks)
+    served = (LineBias, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -95,9 +95,11 @@ class Triton(Engine):
             return unknown
         if widest > _WIDEST:
             return f"head widths above {_WIDEST}"
-        for part in () if mask is None else fields(mask):
-            if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
-                return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
+        while mask is not None:
+            for part in fields(mask):
+                if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
+                    return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
+            mask = mask.also
         biases = call.terms.of(LineBias)
         if biases and call.scale == 0:
             return "a scale of 0 with a bias"

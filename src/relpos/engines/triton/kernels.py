@@ -343,7 +343,7 @@ def backward_table(
             steps = tl.where(apart + EDGE > -allowed.right, steps, 0)
     free = not TESTED
     if FULL and EVEN and allowed.low is None and allowed.high is None and allowed.query_segments is None:
-        free = True
+        free = allowed.also_low is None and allowed.also_high is None
         if allowed.left is not None:
             free = free & (apart + EDGE <= allowed.left + 1)
         if allowed.right is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from relpos.core import Mask
@@ -18,17 +18,19 @@ _UNKNOWN = Spans(None, 0)
 def allowed(mask: Mask | None, n: int, m: int, device: torch.device) -> tuple[Allowed, Spans, Spans]:
     """The mask's parts, and the spans of queries and of keys; empty spans if `left` and `right` are enough."""
     if mask is None:
-        return Allowed(*[None] * 12), _UNKNOWN, _UNKNOWN
+        return Allowed(*[None] * 18), _UNKNOWN, _UNKNOWN
     if mask.is_interval:  # bounded by the number of tokens, so that sums fit in 32 bits
         most = max(n, m)
         left, right = (None if x is None else max(-most, min(x, most)) for x in (mask.left, mask.right))
-        return Allowed(left, right, *[None] * 10), _UNKNOWN, _UNKNOWN
-    low, high = mask.interval(torch.arange(n, device=device))
+        return Allowed(left, right, *[None] * 16), _UNKNOWN, _UNKNOWN
+    tokens, also = torch.arange(n, device=device), Mask() if mask.also is None else mask.also
+    bounds, more = mask.interval(tokens), also.interval(tokens)
     parts: list[Tensor | int | None] = []
-    for x in (low, high, mask.key_order, mask.query_segments, mask.key_segments):
+    for x in (*bounds, mask.key_order, mask.query_segments, mask.key_segments, *more, also.key_order):
         wide = None if x is None else torch.atleast_2d(x).contiguous()
         parts += [wide, 0 if wide is None or wide.shape[0] == 1 else wide.stride(0)]
-    return Allowed(None, None, *parts), *_spans(mask, low, high, n, m, device)
+    visible = _visible(mask, *bounds, n, m, device) & _visible(also, *more, n, m, device)
+    return Allowed(None, None, *parts), _hull(visible, m), _hull(visible.mT, n)
 
 
 def _extremes(x: Int[Tensor, "*#B N"]) -> tuple[Tensor, Tensor]:
@@ -39,10 +41,10 @@ def _extremes(x: Int[Tensor, "*#B N"]) -> tuple[Tensor, Tensor]:
     return blocks.amin(dim=2), blocks.amax(dim=2)
 
 
-def _spans(
+def _visible(
     mask: Mask, low: Tensor | None, high: Tensor | None, n: int, m: int, device: torch.device
-) -> tuple[Spans, Spans]:
-    """The range that holds all that each block may see: correct for any mask, tight if order and segments ascend."""
+) -> Bool[Tensor, "_ n m"]:
+    """Which blocks of keys each block of queries may see, and possibly more if order and segments do not ascend."""
     visible = torch.ones(1, -(-n // COARSE), -(-m // COARSE), dtype=torch.bool, device=device)
     if low is not None or high is not None:
         least, most = _extremes(torch.arange(m, device=device) if mask.key_order is None else mask.key_order)
@@ -55,10 +57,11 @@ def _spans(
         visible = (
             visible & (most[:, None, :] >= first.clamp(min=0)[:, :, None]) & (least[:, None, :] <= last[:, :, None])
         )
-    return _hull(visible, m), _hull(visible.mT, n)
+    return visible
 
 
-def _hull(visible: Tensor, end: int) -> Spans:
+def _hull(visible: Bool[Tensor, "_ n m"], end: int) -> Spans:
+    """The range that holds all that each block may see."""
     count = visible.shape[2]
     numbers = torch.arange(count, device=visible.device)
     first = torch.where(visible, numbers, count).amin(dim=2)

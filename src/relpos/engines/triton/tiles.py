@@ -84,7 +84,8 @@ class Bias(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """The parts of a mask, or None: `left` and `right` around the index, intervals of key order, segments.
+    """The parts of a mask, or None: `left` and `right` around the index, intervals of key order, segments, intervals of
+    another order.
 
     Tensors have a stride of the batch.
     """
@@ -101,6 +102,12 @@ class Allowed(NamedTuple):
     query_segments_b: Any
     key_segments: Any
     key_segments_b: Any
+    also_low: Any
+    also_low_b: Any
+    also_high: Any
+    also_high_b: Any
+    also_order: Any
+    also_order_b: Any
 
 
 class Sink(NamedTuple):
@@ -303,6 +310,14 @@ def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.co
             inside = inside & (order >= tl.load(allowed.low + batch * allowed.low_b + query))
         if allowed.high is not None:
             inside = inside & (order <= tl.load(allowed.high + batch * allowed.high_b + query))
+    if allowed.also_low is not None or allowed.also_high is not None:
+        order = key
+        if allowed.also_order is not None:
+            order = tl.load(allowed.also_order + batch * allowed.also_order_b + key)
+        if allowed.also_low is not None:
+            inside = inside & (order >= tl.load(allowed.also_low + batch * allowed.also_low_b + query))
+        if allowed.also_high is not None:
+            inside = inside & (order <= tl.load(allowed.also_high + batch * allowed.also_high_b + query))
     if allowed.query_segments is not None:
         query_segment = tl.load(allowed.query_segments + batch * allowed.query_segments_b + query)
         key_segment = tl.load(allowed.key_segments + batch * allowed.key_segments_b + key)
@@ -329,6 +344,8 @@ def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.c
     """The start and stop of full tiles of STEP keys that all SIZE queries may see; none if the mask has tensors."""
     low, high = 0, end // STEP * STEP
     if allowed.low is not None or allowed.high is not None or allowed.query_segments is not None:
+        high = 0
+    if allowed.also_low is not None or allowed.also_high is not None:
         high = 0
     if before is not None:
         low = tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP

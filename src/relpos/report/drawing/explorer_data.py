@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from relpos.core import Grid, LineVectors, Mask, Rotation, RowRule, Sequence, Terms
+from relpos.core import Grid, LineVectors, Mask, PairRotations, Rotation, RowRule, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism, Preset, Site
 from relpos.position.base.states import needs_states, terms_at_rest
@@ -151,7 +151,7 @@ def _likeness(part: Mechanism, tokens: Sequence | Grid) -> Tensor:
 def _in_attention(terms: Terms, tokens: Sequence | Grid, strength: int, causal: bool) -> Tensor:
     """Scores with these terms minus `strength`, `[heads, N, N]`; NaN for masked keys of a causal query."""
     count = tokens.count
-    causal = causal or bool(terms.of(RowRule))  # row rules count visible keys
+    causal = causal or bool(terms.of(RowRule)) or bool(terms.of(PairRotations))  # row rules count visible keys
     order = torch.arange(count)
     mask = Mask.causal(order, order) if causal else None
     same = torch.full((1, HEADS, count, HEAD_DIM), (strength / HEAD_DIM) ** 0.5, dtype=torch.float64)
@@ -179,9 +179,15 @@ def _line(scores: Tensor, tokens: Sequence | Grid) -> Tensor | None:
 def _cosine(mechanism: Mechanism, tokens: Sequence | Grid) -> Tensor | None:
     """Cosine of the rotation angle of each pair of dimensions at the first tokens, `[heads or 1, P * N]`."""
     for part in parts_of(mechanism):
-        if acts_in_attention(part) and (rotation := terms_at_rest(part, tokens).one(Rotation)) is not None:
+        if acts_in_attention(part) and (rotation := _rotation(terms_at_rest(part, tokens))) is not None:
             return rotation.query[0, :, :TURNS].cos().mT.flatten(1)
     return None
+
+
+def _rotation(terms: Terms) -> Rotation | None:
+    """The rotation of terms; of several by pair, that of near ones."""
+    chosen = terms.one(PairRotations)
+    return terms.one(Rotation) if chosen is None else chosen.rotations[0]
 
 
 def _whole(values: Tensor) -> list[list[int | None]]:
@@ -204,6 +210,6 @@ def _facts(preset: Preset) -> dict[str, Any]:
                 continue
             terms = terms_at_rest(part, tokens)
             facts["values"] |= any(term.side == "value" for term in terms.of(LineVectors))
-            if (rotation := terms.one(Rotation)) is not None:
+            if (rotation := _rotation(terms)) is not None:
                 facts["turns"][name] = rotation.query.shape[-1]
     return facts

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relpos.core import Grid, LineBias, LineVectors, Mask, Rotation, RowRule, Scale, Sequence, Terms
+from relpos.core import Grid, LineBias, LineVectors, Mask, PairRotations, Rotation, RowRule, Scale, Sequence, Terms
 from relpos.engines import attention, attention_weights
 from relpos.position import Mechanism
 from relpos.position.base.states import needs_states, terms_at_rest
@@ -107,8 +107,6 @@ def _in_attention(part: Mechanism, view: View, name: str) -> list[Strip]:
     for term in terms.of(LineBias):
         drawn += _bias(term, view, name)
     rotation = terms.one(Rotation)
-    if rotation is not None and any(rule.of_content for rule in terms.of(RowRule)):
-        return [*drawn, *_other(terms, view, name, of_states=False)]
     if rotation is not None:
         drawn += _rotation(Terms(rotation), rotation, view, name)
     rest = [term for term in terms if not isinstance(term, LineBias | Rotation | Scale)]
@@ -181,9 +179,8 @@ def _other(terms: Terms, view: View, name: str, *, of_states: bool) -> list[Stri
     are made from hidden states are shown with one state at every token, for keys that are not in the future."""
     title = f"{name}: change of the score if one vector of length 1 is every query and key"
     title += ", with one hidden state at every token" if of_states else ""
-    causal = (of_states or bool(terms.of(RowRule))) and isinstance(
-        view.tokens, Sequence
-    )  # row rules count visible keys
+    counts = of_states or bool(terms.of(RowRule)) or bool(terms.of(PairRotations))  # visible keys, or made for these
+    causal = counts and isinstance(view.tokens, Sequence)
     title += ", under a causal mask" if causal else ""
     if view.query is None and isinstance(view.tokens, Sequence) and view.count <= MATRIX_AT_MOST:
         return [_matrix(_scores(terms, view, list(range(view.count)), causal=causal) - 1, view, title, ADDED)]

@@ -63,7 +63,7 @@ def _seen(mask: Mask, rows: Int[Tensor, " n"], keys: int) -> Bool[Tensor, " M"]:
         layout, size = mask.blocks.layout, mask.blocks.size
         columns = layout[:, torch.unique(rows // size)].flatten(0, 1).any(dim=0)
         seen_in_batch = seen_in_batch & columns.repeat_interleave(size)[:keys]
-    return seen_in_batch
+    return seen_in_batch if mask.also is None else seen_in_batch & _seen(mask.also, rows, keys)
 
 
 def _runs(seen: Bool[Tensor, " M"]) -> list[tuple[int, int]]:
@@ -115,4 +115,4 @@ def cuts(mask: Mask | None, rows: int, device: torch.device) -> list[int]:
     if mask.blocks is not None:
         size = mask.blocks.size
         found |= set(range(0, rows, size * -(-ALIGNED // size)))
-    return sorted(found - {0})
+    return sorted(found.union(cuts(mask.also, rows, device)) - {0})

@@ -50,6 +50,8 @@ def token_groups(call: Call) -> list[Int[Tensor, "C n"]] | None:
     mask, n = call.mask, call.q.shape[2]
     if mask is None or mask.blocks is not None or mask.query_segments is None or call.q.device.type != "cpu":
         return None
+    if mask.also is not None:
+        return None
     segments, key_segments = torch.atleast_2d(mask.query_segments), torch.atleast_2d(mask.key_segments)
     if n != call.k.shape[2] or segments.shape[0] > 1 or not torch.equal(segments, key_segments):
         return None
