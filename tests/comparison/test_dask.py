@@ -39,7 +39,7 @@ def wait_for(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a scheduler with three workers, each a process."""
     folder = tmp_path_factory.mktemp("dask")
     file = folder / "scheduler.json"
@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         for words in (["scheduler", "--host", "127.0.0.1", "--port", "0", *common], *[one] * 3):
             with (folder / "log").open("ab") as log:
-                program = [sys.executable, "-m", "dask", *words]
+                program = [warm, "-m", "dask", *words]
                 process = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)

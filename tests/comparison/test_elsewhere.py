@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -77,8 +78,9 @@ DOUBLE = WorkerTask("double", work.double, (21,))
 
 
 @pytest.mark.slow
-def test_each_piece_has_a_process_whatever_the_executor() -> None:
+def test_each_piece_has_a_process_whatever_the_executor(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one process do them here: work that ends its process ends no other."""
+    monkeypatch.setattr(sys, "executable", str(warm))
     tasks = [WorkerTask("vanish", work.vanish, (3,)), WorkerTask("divide", work.divide, (1,))]
     with ThreadPoolExecutor(2) as executor:
         found = {task.name: executor.submit(trial, parcel(task), b"") for task in tasks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def events(executor: slurm_jobs.SlurmExecutor, task: WorkerTask, **options: Any)
 
 
 @pytest.mark.slow
-def test_a_job_answers_by_the_spool_and_outlives_its_submitter(made: Made, tmp_path: Path) -> None:
+def test_a_job_answers_by_the_spool_and_outlives_its_submitter(
+    made: Made, tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm))
     mark = tmp_path / "mark"
     task = WorkerTask("wait", work.wait_at_first, (mark,))
     first = events(made(), task)

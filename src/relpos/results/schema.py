@@ -286,6 +286,17 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Work of which there is no record: its workers died each time, or it raised an error. The same command tries again."""
+
+    id: Annotated[str, "of the run, `memory--NAME--SIZE` or `timing`"]
+    reason: Annotated[str, "the last line of its error"]
+    name: Annotated[str | None, "the mechanism or choice, of a training run"] = None
+    seed: Annotated[int | None, "of a training run"] = None
+    variant: Annotated[str | None, "of a training run"] = None
+
+
+@dataclass(frozen=True)
 class Results:
     """One comparison, finished or not."""
 
@@ -296,6 +307,7 @@ class Results:
     mechanisms: Annotated[list[MechanismRecord], "what is compared, in the requested order"]
     records: Annotated[list[Run], "training runs"]
     costs: Annotated[list[Cost], "one for each choice and number of tokens"]
+    failed: Annotated[list[Failure], "what other machines could not do"] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -310,6 +322,11 @@ class Results:
         """The measured or the diverged runs of one name, sorted by seed."""
         found = [run for run in self.records if run.name == name and run.variant == variant]
         return sorted((run for run in found if (run.diverged is not None) == diverged), key=lambda run: run.seed)
+
+    def failures(self, name: str, variant: str = "recipe") -> list[Failure]:
+        """The failed training runs of one name, sorted by seed."""
+        found = [one for one in self.failed if one.name == name and one.variant == variant]
+        return sorted(found, key=lambda one: -1 if one.seed is None else one.seed)
 
     def probes(self, group: str) -> list[ProbeRecord]:
         """The probes of a group."""
