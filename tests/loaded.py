@@ -9,7 +9,7 @@ and ends the others where one fails.
 
 A line of JSON comes in for each: the program as after `python`, in how many processes, what it needs, its environment
 and folder, and the files that it writes to. The launcher's number goes out, or why nothing was started; and when it has
-ended its exit status and the processor seconds that it took. A program that runs beside others is ended by another line.
+ended its exit status and the processor seconds that it took. Another line ends a program that runs beside others.
 """
 
 from __future__ import annotations
@@ -114,7 +114,13 @@ class Loaded:
                 self.end()
 
     def _begin(
-        self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str], beside: bool = False
+        self,
+        program: Sequence[Any],
+        out: Path,
+        errors: Path,
+        processes: int,
+        needs: Iterable[str],
+        beside: bool = False,
     ) -> int:
         self._stop()
         if self.server is None or self.server.poll() is not None:
@@ -191,7 +197,12 @@ def _load_kernels() -> None:
 
 
 def _load_cluster() -> None:
-    for name in ("dask.__main__", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "submitit.core._submit"):
+    for name in (
+        "dask.__main__",
+        "distributed.cli.dask_scheduler",
+        "distributed.cli.dask_worker",
+        "submitit.core._submit",
+    ):
         importlib.import_module(name)
     _load_train()
 

@@ -88,9 +88,7 @@ class _Server:
         self.clients[number] = client
         self.selector.register(client, selectors.EVENT_READ, lambda: self._kill(number))
 
-    def _run(
-        self, files: list[int], given: list[str], environment: dict[str, str], folder: str, client: int
-    ) -> None:
+    def _run(self, files: list[int], given: list[str], environment: dict[str, str], folder: str, client: int) -> None:
         signal.set_wakeup_fd(-1)
         for which in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(which, signal.SIG_DFL)

@@ -51,7 +51,8 @@ class SettingsRecord:
     device: Annotated[str, "`cpu`, `cuda`"]
     precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
     recipe: Annotated[RecipeRecord, "of all runs"]
-    threads: Annotated[int, "per training run"] = 1
+    threads: Annotated[int, "per process of a training run"] = 1
+    devices_per_trial: Annotated[int | None, "processes of a training run, if several"] = None
     timing_threads: Annotated[int, "for timing steps: all cores, or `OMP_NUM_THREADS`"] = 1
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
@@ -80,6 +81,12 @@ class Environment:
     processor: Annotated[str, "its name"]
     cores: Annotated[int, "of the machine"]
     device: Annotated[str, "the GPU's name, or `cpu`"]
+    host: Annotated[str | None, "the machine's name, of a run on another machine"] = None
+
+    @property
+    def kind(self) -> str:
+        """The processor or card that computes: times of different ones are not comparable."""
+        return self.processor if self.device == "cpu" else self.device
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Failure:
-    """Work of which there is no record: its workers died each time, or it raised an error. The same command tries again."""
+    """Work without a record: its workers died each time, or it raised an error. The same command tries again."""
 
     id: Annotated[str, "of the run, `memory--NAME--SIZE` or `timing`"]
     reason: Annotated[str, "the last line of its error"]
