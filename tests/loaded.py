@@ -9,7 +9,7 @@ and ends the others where one fails.
 
 A line of JSON comes in for each: the program as after `python`, in how many processes, what it needs, its environment
 and folder, and the files that it writes to. The launcher's number goes out, or why nothing was started; and when it has
-ended its exit status and the processor seconds that it took.
+ended its exit status and the processor seconds that it took. Another line ends a program that runs beside others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import traceback
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from patience import PATIENCE
 
@@ -47,7 +47,7 @@ class Loaded:
     """The other side: runs programs in so many processes.
 
     What they need is loaded before they are forked: "train", "compiler", "models" (the libraries that have them),
-    "kernels" (Triton's interpreter).
+    "kernels" (Triton's interpreter), "cluster" (Dask and submitit).
     """
 
     seconds: ClassVar[float] = 0.0
@@ -84,6 +84,18 @@ class Loaded:
         said = [file.read_text() for file in (out, errors)] if separate else [out.read_text(), ""]
         return subprocess.CompletedProcess(program, status, *said)
 
+    def beside(self, program: Sequence[Any], log: Path, needs: Iterable[str] = ()) -> int:
+        """Begin a program that runs beside those to come, until `end_beside`; its number."""
+        number = self._begin(program, log, log, 1, needs, beside=True)
+        self.running = 0
+        return number
+
+    def end_beside(self, number: int) -> None:
+        """Ask what runs beside to end, and wait for it."""
+        self._stop()
+        self._ask({"end": number})
+        self.end()
+
     def close(self) -> None:
         """End it."""
         if self.server is not None:
@@ -101,7 +113,15 @@ class Loaded:
             with contextlib.suppress(AssertionError):  # the server may have ended, too: there will be another
                 self.end()
 
-    def _begin(self, program: Sequence[Any], out: Path, errors: Path, processes: int, needs: Iterable[str]) -> int:
+    def _begin(
+        self,
+        program: Sequence[Any],
+        out: Path,
+        errors: Path,
+        processes: int,
+        needs: Iterable[str],
+        beside: bool = False,
+    ) -> int:
         self._stop()
         if self.server is None or self.server.poll() is not None:
             self.server = subprocess.Popen(
@@ -109,15 +129,19 @@ class Loaded:
                 env=os.environ | _ENVIRONMENT,
             )  # fmt: skip
         asked = {
-            "program": list(map(str, program)), "processes": processes, "needs": list(needs),
+            "program": list(map(str, program)), "processes": processes, "needs": list(needs), "beside": beside,
             "stdout": str(out), "stderr": str(errors), "environment": os.environ | _ENVIRONMENT, "folder": os.getcwd(),
         }  # fmt: skip
-        assert self.server.stdin is not None
-        print(json.dumps(asked), file=self.server.stdin, flush=True)
+        self._ask(asked)
         answer = self._told()
         assert answer.isdecimal(), json.loads(answer)
         self.running = int(answer)
         return self.running
+
+    def _ask(self, asked: dict[str, Any]) -> None:
+        assert self.server is not None
+        assert self.server.stdin is not None
+        print(json.dumps(asked), file=self.server.stdin, flush=True)
 
     def _told(self) -> str:
         assert self.server is not None
@@ -172,7 +196,21 @@ def _load_kernels() -> None:
     interpreter.prepare()
 
 
-_LOADS = {"train": _load_train, "compiler": _load_compiler, "models": _load_models, "kernels": _load_kernels}
+def _load_cluster() -> None:
+    for name in (
+        "dask.__main__",
+        "distributed.cli.dask_scheduler",
+        "distributed.cli.dask_worker",
+        "submitit.core._submit",
+    ):
+        importlib.import_module(name)
+    _load_train()
+
+
+_LOADS = {
+    "train": _load_train, "compiler": _load_compiler, "models": _load_models, "kernels": _load_kernels,
+    "cluster": _load_cluster,
+}  # fmt: skip
 
 
 def _forked(work: Any) -> int:
@@ -279,6 +317,10 @@ def _serve() -> None:
     spent = 0.0
     for line in sys.stdin:
         asked = json.loads(line)
+        if "end" in asked:
+            os.kill(asked["end"], signal.SIGTERM)
+            spent = _wait(asked["end"], answers, spent)
+            continue
         try:
             for name in set(asked["needs"]) - loaded:
                 _LOADS[name]()
@@ -288,9 +330,16 @@ def _serve() -> None:
             continue
         world = _forked(lambda asked=asked: _world(asked))
         print(world, file=answers)
-        status = os.waitpid(world, 0)[1]
-        before, spent = spent, sum(os.times()[:4])
-        print(os.waitstatus_to_exitcode(status), spent - before, file=answers)
+        if not asked["beside"]:
+            spent = _wait(world, answers, spent)
+
+
+def _wait(process: int, answers: IO[str], before: float) -> float:
+    """Tell the status of a process that ends, and the seconds since `before`; the seconds so far."""
+    status = os.waitpid(process, 0)[1]
+    spent = sum(os.times()[:4])
+    print(os.waitstatus_to_exitcode(status), spent - before, file=answers)
+    return spent
 
 
 if __name__ == "__main__":

@@ -162,3 +162,11 @@ class ClusterOptions:
         read=read_pairs,
     )
     shared: str | None = option(None, "with --cluster slurm: a folder that all nodes see, for jobs and results", "DIR")
+    send_data: bool = option(
+        False, "with --cluster: send the data to the workers; else each reads them by the same path, and compares them"
+    )
+    detach: bool = option(
+        False,
+        "with --cluster: submit all jobs and return (Slurm), or leave a coordinator in the background (Dask); the same "
+        "command attaches",
+    )

@@ -92,6 +92,13 @@ class CompareRequest(DataOptions, MachineOptions):
     better: Literal["higher", "lower"] | None = option(
         None, "with --evaluate: whether higher or lower figures are better", "HOW", choices=("higher", "lower")
     )
+    devices_per_trial: int | None = option(
+        None,
+        "processes that train each model together, one per GPU, as relpos train --devices N",
+        "N",
+        bounds=_COUNT,
+        default_in_words="1",
+    )
     out: Any = option(None, "folder for results", "DIR", default_in_words="one under runs/")
     quick: bool = option(False, "check that it works, in under a minute; ranks nothing")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import Compared, call
+from calls import Compared, call, snapshot
 from schema import check, written
 
 import relpos.comparison.experiment as experiment
@@ -21,11 +21,6 @@ from relpos.cli import main
 from relpos.files.writing import PART
 
 pytestmark = pytest.mark.slow
-
-
-def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Contents and modification times: a file written again shows even where its bytes are the same."""
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("*.json")}
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import work
-from calls import Compared, call
-from test_comparison import COMPARE, kill_in_the_middle, snapshot
+from calls import Compared, call, snapshot
+from dask_cluster import Cluster, wait_for
+from test_comparison import COMPARE, kill_in_the_middle
 from test_elsewhere import figures, parcel
 
 from loaded import Loaded
@@ -24,39 +23,17 @@ from relpos.cli import main
 from relpos.comparison.executors import run_on
 from relpos.comparison.trial import versions
 from relpos.comparison.workers import WorkerTask
+from relpos.train import Progress
 
 dask_workers = pytest.importorskip("relpos.comparison.dask_workers")
 pytest.importorskip("distributed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::distributed", "ignore:::tornado")]
 
 
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.05)
-    return path.read_text()
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a scheduler with three workers, each a process."""
-    folder = tmp_path_factory.mktemp("dask")
-    file = folder / "scheduler.json"
-    path = os.pathsep.join([str(Path(work.__file__).parent), *sys.path])
-    environment = os.environ | {"PYTHONPATH": path, "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
-    common = ["--scheduler-file", str(file), "--no-dashboard"]
-    one = ["worker", *common, "--no-nanny", "--nthreads", "1", "--local-directory", str(folder)]
-    with contextlib.ExitStack() as stack:
-        for words in (["scheduler", "--host", "127.0.0.1", "--port", "0", *common], *[one] * 3):
-            with (folder / "log").open("ab") as log:
-                program = [sys.executable, "-m", "dask", *words]
-                process = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            if words[0] == "scheduler":
-                wait_for(file)
-        yield str(json.loads(file.read_text())["address"])
+def cluster(started: Cluster) -> str:
+    """The address of the scheduler."""
+    return started.address
 
 
 @pytest.fixture
@@ -66,33 +43,55 @@ def executor(cluster: str) -> Iterator[dask_workers.DaskExecutor]:
     executor.shutdown()
 
 
+def at_least(count: int, started: Cluster, executor: dask_workers.DaskExecutor) -> list[str]:
+    """The workers; others are started where some were killed."""
+    started.work(max(0, count - len(executor._workers())))
+    executor._client.wait_for_workers(count, timeout=PATIENCE)
+    return list(executor._workers())
+
+
 def on(executor: dask_workers.DaskExecutor, *tasks: WorkerTask) -> dict[str, tuple[str, object]]:
     events = list(run_on(executor, tasks, parcel, b"", lambda *_: None))
     return {event.task.name: (event.kind, event.value) for event in events}
 
 
-def test_a_killed_coordinator_goes_on_and_figures_are_equal(
-    cluster: str, tmp_path: Path, loaded: Loaded, digits: Compared, capsys: pytest.CaptureFixture[str]
+def test_a_killed_coordinator_goes_on_in_the_background_and_figures_are_equal(
+    cluster: str,
+    tmp_path: Path,
+    loaded: Loaded,
+    warm: Path,
+    digits: Compared,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The same command with `--detach` takes it over, and the same without attaches to that."""
     out = tmp_path / "out"
     command = [*call(out), "--cluster", cluster]
     kill_in_the_middle(loaded, ["-c", COMPARE, *command], out, tmp_path / "log")
     kept = snapshot(out / "records")
+    monkeypatch.setattr(sys, "executable", str(warm))
+    monkeypatch.setattr(sys, "argv", ["relpos", *command, "--detach"])
+    main([*command, "--detach"])
+    assert "In the background: process " in " ".join(capsys.readouterr().out.split())
+    assert not (out / "report.html").exists()
     main(command)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "This comparison has a coordinator, process " in said
+    assert re.search(r"Done: time training steps \((\d) of \1 done\)", said), "its words"
     assert figures(out) == figures(digits[0].folder)
     after = snapshot(out / "records")
     assert len(after) == 5
     assert {name: after[name] for name in kept} == kept, "finished work is not done again"
-    assert "Page:" in capsys.readouterr().out
+    assert (out / "report.html").exists()
 
 
-def test_other_versions_are_refused_by_name(executor: dask_workers.DaskExecutor) -> None:
+def test_other_versions_are_refused_by_name(started: Cluster, executor: dask_workers.DaskExecutor) -> None:
     def pretend(version: str) -> None:
         import relpos.comparison.trial
 
         relpos.comparison.trial.__version__ = version
 
-    first, second, third = executor._workers()
+    first, second, third, *_ = at_least(3, started, executor)
     executor.require_versions(versions())
     executor._client.run(pretend, "0.0.1", workers=[first, second])
     try:
@@ -108,8 +107,9 @@ def test_other_versions_are_refused_by_name(executor: dask_workers.DaskExecutor)
 
 
 def test_a_killed_worker_is_replaced_and_its_work_ends_with_it(
-    executor: dask_workers.DaskExecutor, tmp_path: Path
+    started: Cluster, executor: dask_workers.DaskExecutor, tmp_path: Path
 ) -> None:
+    at_least(2, started, executor)
     mark = tmp_path / "mark"
     numbers = executor._client.run(os.getpid)
     events = run_on(executor, [WorkerTask("wait", work.wait_at_first, (mark,))], parcel, b"", lambda *_: None)
@@ -123,6 +123,35 @@ def test_a_killed_worker_is_replaced_and_its_work_ends_with_it(
     while Path(f"/proc/{process}").exists():
         assert time.monotonic() < deadline, "it ends where its worker does"
         time.sleep(0.05)
+
+
+def test_how_far_work_is_is_told(executor: dask_workers.DaskExecutor, tmp_path: Path) -> None:
+    task = WorkerTask("tell", work.tell_and_wait, (tmp_path / "end",), reports=True)
+    events = run_on(executor, [task], parcel, b"", lambda *_: None)
+    assert next(events).value in executor._workers()
+    told = next(events)
+    assert (told.kind, told.value) == ("progress", Progress(3, 8, 0.5, 0.1))
+    (tmp_path / "end").touch()
+    assert [event.kind for event in events][-1] == "finished"
+
+
+def test_work_that_ends_three_workers_is_given_up(
+    started: Cluster, executor: dask_workers.DaskExecutor, tmp_path: Path
+) -> None:
+    """The scheduler begins it on a fourth."""
+    at_least(5, started, executor)
+    mark, deadline = tmp_path / "mark", time.monotonic() + PATIENCE
+    events = run_on(executor, [WorkerTask("wait", work.wait_for_ever, (mark,))], parcel, b"", lambda *_: None)
+    worker = next(events).value
+    for count in range(1, 5):
+        while len(begun := next(iter(executor._begun.values()))) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(executor._client.run(os.getpid, workers=[begun[-1]])[begun[-1]], signal.SIGKILL)
+    (failed,) = events
+    assert failed.kind == "failed"
+    assert failed.value.startswith(f"every worker that it was given died: {worker}, tcp://")
+    assert failed.value.count("tcp://") == 3
 
 
 def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

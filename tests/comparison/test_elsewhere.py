@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import resource
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +18,7 @@ from typing import Any
 import calls
 import pytest
 import work
-from calls import Compared
+from calls import Compared, on_digits, snapshot
 
 import relpos
 from relpos.adapters.library_models import LibraryModel
@@ -25,6 +27,7 @@ from relpos.comparison.cluster import executor_of
 from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import TrialsFailedError, run_on, summary
 from relpos.comparison.settings import environment
+from relpos.comparison.store import Store
 from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.files.writing import WriteError
@@ -64,6 +67,18 @@ class Now(Executor):
         return future
 
 
+class Named(Executor):
+    """Answers at once, by the name of the work as well."""
+
+    def __init__(self, answer: Callable[[str, bytes], bytes]) -> None:
+        self.answer = answer
+
+    def submit(self, fn: Any, /, *args: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self.answer(head_of(args[0])["name"], args[0]))
+        return future
+
+
 def parcel(task: WorkerTask) -> bytes:
     return parcel_for(task, "test", OURS, cost=False)
 
@@ -77,8 +92,9 @@ DOUBLE = WorkerTask("double", work.double, (21,))
 
 
 @pytest.mark.slow
-def test_each_piece_has_a_process_whatever_the_executor() -> None:
+def test_each_piece_has_a_process_whatever_the_executor(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one process do them here: work that ends its process ends no other."""
+    monkeypatch.setattr(sys, "executable", str(warm))
     tasks = [WorkerTask("vanish", work.vanish, (3,)), WorkerTask("divide", work.divide, (1,))]
     with ThreadPoolExecutor(2) as executor:
         found = {task.name: executor.submit(trial, parcel(task), b"") for task in tasks}
@@ -134,6 +150,8 @@ def test_what_fails_does_not_stop_the_rest() -> None:
         ({"slurm": {"partition": "gpu"}}, "expected --slurm with --cluster slurm; got"),
         ({"cluster": "tcp://a:1", "shared": "d"}, "expected --shared with --cluster slurm; got"),
         ({"cost_worker": "n1"}, "expected --cost-worker with --cluster; got"),
+        ({"detach": True}, "expected --detach with --cluster; got"),
+        ({"send_data": True}, "expected --send-data with --cluster; got"),
         ({"cluster": "slurm"}, "expected --shared DIR, a folder that all nodes see; got none"),
         ({"cluster": "slurm", "shared": "d", "cluster_tls": ("a", "b", "c")}, "expected --cluster-tls with"),
         ({"cluster": "tls://a:1"}, "expected --cluster-tls CERT,KEY,CA with a tls"),
@@ -198,6 +216,69 @@ def test_a_record_of_something_else_is_not_stored(forged: Any, tmp_path: Path, d
     assert "none--recipe--seed0" in str(caught.value)
     stored = {path.name for path in (tmp_path / "out" / "records").iterdir()}
     assert stored <= {"relative_2d--recipe--seed0.json"}, "which is the answer to that"
+
+
+def test_what_failed_is_on_the_page_and_times_of_another_kind_of_machine_are_refused(
+    tmp_path: Path, digits: Compared
+) -> None:
+    trained = {run.id: plain(run) for run in digits[0].results.records}
+    gone = "relative_2d--recipe--seed0"
+    for run in trained.values():
+        run["environment"]["host"] = "node7"
+
+    def answers(name: str, data: bytes) -> bytes:
+        if name == gone:
+            return answer(data, kind="lost", error="node8 died")
+        if name in trained:
+            files = (digits[0].folder / "training" / name).iterdir()
+            return answer(data, record=trained[name], files={file.name: file.read_bytes() for file in files})
+        here = {"device": "cpu", "environment": plain(environment("cpu"))}
+        record = {"environment": here, "timing": plain(digits[0].results.costs)}.get(name, 1.5)
+        return answer(data, record=record, machine={"kind": "abacus" if name == "timing" else environment("cpu").kind})
+
+    with pytest.raises(TrialsFailedError, match=f"^{gone} failed: node8 died \\(and 1 more: timing\\)") as caught:
+        on_digits(tmp_path / "out", executor=Named(answers))
+    of_timing = caught.value.failed["timing"]
+    assert re.search(r"time and memory of one kind of machine, .*; it is of abacus \(--cost-worker", of_timing)
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(one["id"], one.get("name")) for one in written["failed"]] == [(gone, "relative_2d"), ("timing", None)]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "failed: node8 died" in page
+    assert "node7" in page
+    assert not (tmp_path / "out" / "records" / f"{gone}.json").exists(), "so that it is tried again"
+
+
+def test_on_a_full_disk_nothing_that_is_finished_is_lost(
+    tmp_path: Path, digits: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system lets no file grow beyond some bytes once the first record is stored."""
+    trained, out = {run.id: plain(run) for run in digits[0].results.records}, tmp_path / "out"
+    lifted, add = resource.getrlimit(resource.RLIMIT_FSIZE), Store.add
+
+    def answers(name: str, data: bytes) -> bytes:
+        files = {}
+        if name in trained:
+            files = {file.name: file.read_bytes() for file in (digits[0].folder / "training" / name).iterdir()}
+        here = {"device": "cpu", "environment": plain(environment("cpu"))}
+        records = {**trained, "environment": here, "timing": plain(digits[0].results.costs)}
+        return answer(data, record=records.get(name, 1.5), files=files)
+
+    def fill(self: Store, name: str, record: Any) -> None:
+        add(self, name, record)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, lifted[1]))
+
+    with monkeypatch.context() as full:
+        full.setattr(Store, "add", fill)
+        try:
+            with pytest.raises(WriteError, match=r"^expected to write .*; got File too large\."):
+                on_digits(out, executor=Named(answers))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, lifted)
+    (kept,) = snapshot(out / "records").items()
+    on_digits(out, executor=Named(answers))
+    assert kept in snapshot(out / "records").items(), "it is not done again"
+    assert figures(out) == figures(digits[0].folder)
+    assert not list(out.rglob("*.part"))
 
 
 def test_another_version_is_an_error_before_anything_begins(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import work
-from test_dask import wait_for
+from dask_cluster import wait_for
 from test_elsewhere import answer, parcel
 
 from relpos.comparison.answer import opened
@@ -26,34 +27,6 @@ DOUBLE = WorkerTask("double", work.double, (21,))
 Made = Callable[..., slurm_jobs.SlurmExecutor]
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    """Makes executors of one folder."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(work.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
-    executors, jobs = [], []
-    send = slurm_jobs.SlurmExecutor._send
-
-    def sent(self: Any, *arguments: Any) -> Any:
-        jobs.append(send(self, *arguments))
-        return jobs[-1]
-
-    monkeypatch.setattr(slurm_jobs.SlurmExecutor, "_send", sent)
-
-    def make(parameters: dict[str, Any] | None = None, **options: Any) -> slurm_jobs.SlurmExecutor:
-        options = {"cluster": "local", "poll": 0.05, "patience": 600.0, **options}
-        executors.append(slurm_jobs.SlurmExecutor(tmp_path, parameters or {"timeout_min": 5}, **options))
-        return executors[-1]
-
-    yield make
-    for executor in executors:
-        executor.shutdown()
-    for job in jobs:
-        if getattr(job, "_process", None):
-            job._process.wait()
-
-
 def spool(folder: Path) -> list[str]:
     return sorted(path.suffix for path in (folder / "spool").iterdir())
 
@@ -63,7 +36,10 @@ def events(executor: slurm_jobs.SlurmExecutor, task: WorkerTask, **options: Any)
 
 
 @pytest.mark.slow
-def test_a_job_answers_by_the_spool_and_outlives_its_submitter(made: Made, tmp_path: Path) -> None:
+def test_a_job_answers_by_the_spool_and_outlives_its_submitter(
+    made: Made, tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm))
     mark = tmp_path / "mark"
     task = WorkerTask("wait", work.wait_at_first, (mark,))
     first = events(made(), task)

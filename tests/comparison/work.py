@@ -63,6 +63,34 @@ def wait_at_first(path: Path) -> str:
     return "not killed"
 
 
+def tell_and_wait(path: Path, report: Callable[[Any], None]) -> str:
+    """Say where it is, and wait until it may end."""
+    report(Progress(3, 8, 0.5, 0.1))
+    while not path.exists():
+        time.sleep(0.01)
+    return "done"
+
+
+def ranks(number: int, report: Callable[[Any], None]) -> tuple[int, str]:
+    report(Progress(1, 2, 0.5, 0.1))
+    return number, f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+
+
+def fail_in(rank: int, folder: Path, report: Callable[[Any], None]) -> None:
+    """One fails, the other has left its number, and waits."""
+    if os.environ["RANK"] != str(rank):
+        (folder / str(os.getpid())).touch()
+        time.sleep(3600)
+    while not list(folder.iterdir()):
+        time.sleep(0.01)
+    raise ZeroDivisionError("on purpose")
+
+
+def wait_for_ever(path: Path) -> None:
+    path.touch()
+    time.sleep(3600)
+
+
 def fail_once_begun(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.with_suffix(".begun").exists() and time.monotonic() < deadline:

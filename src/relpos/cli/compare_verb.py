@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relpos.cli.progress import say
@@ -30,13 +31,18 @@ def run(request: CompareCommand) -> None:
     from rich.console import Console
 
     from relpos.cli.bar_display import BarDisplay
-    from relpos.comparison.cluster import executor_of
-    from relpos.comparison.entry import answer
+    from relpos.comparison.cluster import Coordinator, executor_of
+    from relpos.comparison.entry import answer_unless
     from relpos.report.terminal import render_terminal
 
     console = Console()
+    display, coordinator = BarDisplay(console), Coordinator(request)
+    if request.cluster is not None and request.out is not None and coordinator.attach(Path(request.out), display.say):
+        return
     with executor_of(request) as executor:
-        result = answer(request, BarDisplay(console), executor)
+        result = answer_unless(coordinator.hand_over, request, display, executor)
+    if result is None:
+        return
     console.print(render_terminal(result.results, width=console.width), crop=False)
     say(console, f"Page:    {result.page}")
     say(console, f"Results: {result.folder / 'results.json'}")

@@ -150,13 +150,14 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
     with Progress(*bar, Description(), console=console, transient=True) as bars:
         overall = bars.add_task(str(work), total=max(1, len(work.weights)))
         live: dict[str, Any] = {}
+        labels: dict[str, str] = {}
 
         def watch(event: Event) -> None:
             name, label, value = event.task.name, event.task.label or event.task.name, event.value
             work.take(event)
             if event.kind == "started":
-                on = f" on {value}" if isinstance(value, str) and value else ""  # another machine
-                live[name] = bars.add_task(f"{label}{on}", total=None)
+                labels[name] = f"{label} on {value}" if isinstance(value, str) and value else label  # another machine
+                live[name] = bars.add_task(labels[name], total=None)
             elif event.kind == "failed":
                 bars.remove_task(live.pop(name))
                 say(console, failure(event))
@@ -165,10 +166,10 @@ def watching(tasks: Iterable[WorkerTask], console: Console) -> Iterator[Callable
                 if not console.is_terminal:
                     say(console, f"Done: {label} ({work})")
             elif isinstance(value, str):
-                bars.update(live[name], description=f"{label}: {value}")
+                bars.update(live[name], description=f"{labels[name]}: {value}")
             else:
                 note = f"step {value.step} of {value.steps}, loss {value.loss:.3f}"
-                bars.update(live[name], completed=value.step, total=value.steps, description=f"{label}: {note}")
+                bars.update(live[name], completed=value.step, total=value.steps, description=f"{labels[name]}: {note}")
             bars.update(overall, completed=work.finished, description=str(work))
 
         yield watch

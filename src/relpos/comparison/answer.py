@@ -3,7 +3,8 @@
 b"relpos answer 1\n"
 32 bytes    the SHA-256 of the head
 8 bytes     the length of the head, little-endian
-head        {"key": ..., "worker": ..., "kind": ..., "record": ..., "files": [{"name", "size", "sha256"}, ...]}
+head        {"key": ..., "worker": ..., "kind": ..., "record": ..., "machine": ...,
+             "files": [{"name", "size", "sha256"}, ...]}
 files       their bytes, in this order
 """
 
@@ -38,7 +39,7 @@ class WorkerAnswer:
         kind: "finished"; "failed", it raised an error; "lost", its process ended without a word; "refused", this worker
             has other versions.
         record: the result, of JSON values. error: why there is none.
-        files: the files of its folder by name.
+        files: the files of its folder by name. machine: the name of the machine, "host", and its processor or card.
     """
 
     key: str
@@ -47,6 +48,7 @@ class WorkerAnswer:
     record: Any = None
     error: str = ""
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
+    machine: dict[str, str] = field(default_factory=dict)
 
 
 def sealed(answer: WorkerAnswer) -> bytes:
@@ -60,7 +62,8 @@ def sealed(answer: WorkerAnswer) -> bytes:
         for name, data in answer.files.items()
     ]
     tree = {"key": answer.key, "worker": answer.worker, "kind": answer.kind, "record": answer.record}
-    head = as_json(Path("its record"), {**tree, "error": answer.error, "files": files}).encode()
+    more = {"error": answer.error, "machine": answer.machine, "files": files}
+    head = as_json(Path("its record"), {**tree, **more}).encode()
     length = len(head).to_bytes(_LENGTH, "little")
     return b"".join([_MAGIC, hashlib.sha256(head).digest(), length, head, *answer.files.values()])
 
@@ -92,6 +95,9 @@ def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> WorkerAns
         isinstance(worker, str) and isinstance(error, str) and kind in get_args(Outcome) and isinstance(listed, list)
     ):
         raise FileError("its head lacks the worker, the kind, the error or the files")
+    machine = tree.get("machine")
+    if not isinstance(machine, dict) or any(not isinstance(one, str) or len(one) > 300 for one in machine.values()):
+        raise FileError("its head names no machine")
     return WorkerAnswer(
         key,
         worker,
@@ -99,6 +105,7 @@ def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> WorkerAns
         tree.get("record"),
         error,
         _files(memoryview(data)[start + length :], listed),
+        machine,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 
+from relpos.comparison.detached import follow, running, start
+from relpos.comparison.executors import ClusterExecutor
+from relpos.comparison.experiment import Comparison
 from relpos.core.checks import fail
 from relpos_command.option_groups import ClusterOptions
+from relpos_command.requests import CompareCommand
 
 SLURM = "slurm"
 
@@ -25,6 +30,7 @@ def executor_of(options: ClusterOptions) -> Iterator[Executor | None]:
         yield None
         return
     executor = _executor(options)
+    executor.reads_data = not options.send_data
     try:
         yield executor
     finally:
@@ -42,6 +48,9 @@ def require_options(options: ClusterOptions) -> None:
     ):
         if value is not None and not suits:
             fail(f"{flag} with {needs}", f"{flag} without it", f"Add {needs}, or leave it out.")
+    for flag, given in (("--detach", options.detach), ("--send-data", options.send_data)):
+        if given and options.cluster is None:
+            fail(f"{flag} with --cluster", f"{flag} without it", "Add --cluster, or leave it out.")
     if (options.cluster or "").startswith("tls://") and options.cluster_tls is None:
         fail("--cluster-tls CERT,KEY,CA with a tls:// address", "none", "Name three files, joined by commas.")
     if is_slurm and options.shared is None:
@@ -50,7 +59,52 @@ def require_options(options: ClusterOptions) -> None:
         fail("--cluster-tls CERT,KEY,CA", ",".join(options.cluster_tls), "Name three files, joined by commas.")
 
 
-def _executor(options: ClusterOptions) -> Executor:
+class Coordinator:
+    """Who coordinates the work of a command: this process, or another in the background (`detached`).
+
+    Args:
+        options: the command's.
+    """
+
+    def __init__(self, options: CompareCommand) -> None:
+        self._options = options
+
+    def attach(self, folder: Path, say: Callable[[str], None]) -> bool:
+        """Wait for the coordinator in the background of a folder, if there is one, and pass on what it prints.
+
+        Returns:
+            Whether this command ends here: with `--detach` it does not wait.
+        """
+        if other := running(folder):
+            say(f"This comparison has a coordinator, {other}. {'' if self._options.detach else 'Its words:'}".rstrip())
+            if not self._options.detach:
+                follow(folder, say)
+        return other is not None and self._options.detach
+
+    def hand_over(self, comparison: Comparison, say: Callable[[str], None]) -> bool:
+        """With `--detach` leave the work to others, and say to whom.
+
+        Returns:
+            Whether this command ends here.
+
+        Raises:
+            ValueError: the coordinator in the background ended at once. One line.
+        """
+        folder = comparison.store.folder
+        if self.attach(folder, say):
+            return True
+        if not self._options.detach or not any(comparison.tasks()):
+            return False
+        if self._options.cluster == SLURM:
+            count = comparison.submit()
+            say(f"Submitted {count} jobs. The same command without --detach waits for them and writes the page.")
+        else:
+            words = [word for word in sys.argv[1:] if word != "--detach"]
+            say(start(folder, words if self._options.out is not None else [*words, "--out", str(folder)]))
+        return True
+
+
+def _executor(options: ClusterOptions) -> ClusterExecutor:
     try:
         if options.cluster == SLURM:
             from relpos.comparison.slurm_jobs import SlurmExecutor

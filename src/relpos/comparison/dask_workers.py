@@ -1,4 +1,4 @@
-"""Work by the workers of a Dask cluster. Dask begins the work of a dead worker on another, three more times by default.
+"""Work by the workers of a Dask cluster, which begins the work of a dead worker on another: here at most twice.
 
 What Dask sends is pickled, in both directions: a cluster is for a private network, or for TLS (docs/scale.md). The
 answers of work are bytes all the same (`answer.py`).
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from relpos.comparison.executors import ClusterExecutor, GivenUp
-from relpos.comparison.trial import head_of, versions
+from relpos.comparison.executors import TRIES, ClusterExecutor, GivenUp
+from relpos.comparison.trial import TOPIC, head_of, versions
 from relpos.core.checks import fail
 
 _PATIENCE = 60
@@ -59,9 +60,28 @@ class DaskExecutor(ClusterExecutor):
         except TimeoutError:
             self._client.close()
             fail("a worker", f"none at {address}", f"Start some: dask worker {address} --nthreads 1.")
-        self._left_out: set[str] = set()
+        self._left_out: dict[str, str] = {}
+        self._avoided: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+        self._begun: dict[str, list[str]] = {}
+        self._said: dict[str, Any] = {}
+        self._asked: dict[str, tuple[Any, Future[Any]]] = {}
+        self._client.subscribe_topic(TOPIC, self._hear)
         self._shared: tuple[bytes, Any] | None = None
         self.cost_machine = self._machine(cost_worker)
+
+    def _hear(self, event: Any) -> None:
+        """A word of a trial, perhaps one of another coordinator."""
+        told = event[1] if isinstance(event, tuple | list) and len(event) == 2 else None
+        told = told if isinstance(told, dict) else {}
+        key, worker = told.get("key"), told.get("worker")
+        with self._lock:
+            if not isinstance(key, str) or not isinstance(worker, str) or key not in self._asked:
+                return
+            if told.get("said") is None:
+                self._begun[key].append(worker)
+            else:
+                self._said[key] = told["said"]
 
     def _workers(self) -> dict[str, Any]:
         found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
@@ -101,32 +121,86 @@ class DaskExecutor(ClusterExecutor):
                 warnings.simplefilter("ignore")  # of a large graph: unlike scattered data, it outlives every worker
                 key = f"{_PREFIX}shared-{hashlib.sha256(shared).hexdigest()}"
                 self._shared = (shared, self._client.submit(bytes, shared, key=key))
-        workers = None
-        if head["cost"]:
-            workers = [self.cost_machine]
-        elif self._left_out:
-            workers = [address for address in self._workers() if address not in self._left_out]
-            if not workers:
-                raise GivenUp(f"no worker has the versions of this machine: {', '.join(sorted(self._left_out))}")
+        workers = self._suited(head)
         asked = self._client.submit(fn, parcel, self._shared[1], key=_PREFIX + head["key"], workers=workers, retries=0)
         future: Future[Any] = Future()
+        with self._lock:
+            self._asked[head["key"]], self._begun[head["key"]] = (asked, future), []
 
         def take(done: Any) -> None:
-            if future.cancelled():
+            if future.done():
                 return
             if done.status == "finished":
-                future.set_result(done.result())
+                self._end(future, done.result())
             else:
                 error = None if done.status == "cancelled" else done.exception()
-                future.set_exception(GivenUp(_line(error)))
+                self._end(future, self._error(head["key"], error))
 
         asked.add_done_callback(take)
         future.add_done_callback(lambda one: asked.cancel() if one.cancelled() else asked.release())
         return future
 
-    def leave_out(self, worker: str) -> bool:
+    def _suited(self, head: dict[str, Any]) -> list[str] | None:
+        """The workers that may do some work; None for all.
+
+        Raises:
+            GivenUp: there are none.
+        """
+        if head["cost"]:
+            return [self.cost_machine]
+        avoided = self._avoided.get(head["key"], set())
+        if not self._left_out and not avoided:
+            return None
+        usable = [address for address in self._workers() if address not in self._left_out]
+        if not usable:
+            raise GivenUp(f"every worker refuses: {'; '.join(self._left_out.values())}")
+        return [address for address in usable if address not in avoided] or usable
+
+    def _end(self, future: Future[Any], outcome: Any) -> None:
+        with self._lock:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _error(self, key: str, error: BaseException | None) -> Exception:
+        """What ends a future without an answer; work whose worker died is tried on others, `TRIES` times in all."""
+        if type(error).__name__ == "KilledWorker":
+            begun = self._begun.get(key, [])
+            return RuntimeError("its worker died") if len(begun) < TRIES else _died(begun)
+        return GivenUp(_line(error))
+
+    def avoid(self, key: str, worker: str) -> None:
+        """Try work on another worker next, if there is one."""
+        self._avoided.setdefault(key, set()).add(worker)
+
+    def said(self) -> dict[str, Any]:
+        """What trials said since the last call."""
+        with self._lock:
+            said, self._said = self._said, {}
+        return said
+
+    def forget(self, key: str) -> None:
+        """Drop what is known of work that is stored."""
+        with self._lock:
+            for known in (self._asked, self._begun, self._said, self._avoided):
+                known.pop(key, None)
+
+    def _give_up(self, workers: set[str]) -> None:
+        """End work that lost `TRIES` workers; by now Dask may have begun it on another."""
+        with self._lock:
+            known = [(*self._asked[key], begun) for key, begun in self._begun.items() if key in self._asked]
+        for asked, future, begun in known:
+            last_too = len(begun) == TRIES and begun[-1] not in workers
+            if (len(begun) > TRIES or last_too) and not future.done():
+                self._end(future, _died(begun))
+                asked.cancel()
+
+    def leave_out(self, worker: str, why: str) -> bool:
         """Send nothing to a worker any more."""
-        self._left_out.add(worker)
+        self._left_out[worker] = why
         return True
 
     def running(self) -> dict[str, str]:
@@ -135,6 +209,7 @@ class DaskExecutor(ClusterExecutor):
             found = self._client.processing()
         except Exception:  # the scheduler is away; its absence is told by the futures
             return {}
+        self._give_up({str(worker) for worker in found})
         return {
             str(key).removeprefix(_PREFIX): str(worker)
             for worker, keys in found.items()
@@ -146,9 +221,11 @@ class DaskExecutor(ClusterExecutor):
         self._client.close()
 
 
+def _died(workers: list[str]) -> GivenUp:
+    return GivenUp(f"every worker that it was given died: {', '.join(workers[:TRIES])}")
+
+
 def _line(error: BaseException | None) -> str:
     if error is None:
         return "its connection to the cluster ended"
-    if type(error).__name__ == "KilledWorker":
-        return "every worker that it was given died; their logs may say why"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -42,6 +42,7 @@ def parcel_for(
     folder: Path | None = None,
     within: str | None = None,
     model: str | None = None,
+    device: str = "cpu",
 ) -> bytes:
     """What is sent for a task.
 
@@ -49,10 +50,12 @@ def parcel_for(
         comparison: JSON values that tell this comparison from others. cost: whether the task measures time or memory.
         folder: as in `parcel_of`. within: the folder in it whose files come back.
         model: a library's model as it describes itself here, with a fingerprint of its files.
+        device: the worker's, whose name comes back.
     """
     wanted = wanted_versions(procedure)
     key = hashlib.sha256(json.dumps([comparison, wanted, task.name], sort_keys=True).encode()).hexdigest()
     head = {"key": key, "versions": wanted, "cost": cost, "alone": task.name == "timing", "folder": within}
+    head |= {"device": device, "name": task.name}
     build = procedure.build
     if isinstance(build, LibraryModel) and model is not None:
         head["model"] = [build.name, model]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from relpos.comparison import (
 )
 from relpos.comparison.display import Display
 from relpos.comparison.elsewhere import machine_of, require_executor
+from relpos.comparison.executors import TrialsFailedError
 from relpos.comparison.quick import plan_quick
 from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
@@ -67,6 +68,7 @@ def compare(
     bad_data: Literal["skip", "fail"] | None = None,
     cache: str | Path | None = None,
     cache_size: str | None = None,
+    devices_per_trial: int | None = None,
     out: str | Path | None = None,
     quick: bool = False,
     device: str = "auto",
@@ -120,6 +122,7 @@ def compare(
             each. Lines of `<|endoftext|>` are between those of a file.
         image_column, label_column, text_column, streaming, buffer, survey, bad_data, cache, cache_size: how data of
             `hf:` and `wds:` are read, see `relpos.data.from_hf` and `from_wds`.
+        devices_per_trial: processes that train each model together, one per GPU, as `relpos train --devices N`.
         out: the folder of the results; by default one under runs/, named after the settings. Work finished there is
             not repeated: name another folder to run it again.
         quick: check that it works, in under a minute; ranks nothing.
@@ -135,7 +138,7 @@ def compare(
 
     Raises:
         ValueError: one line that says what was expected, what came and what to do.
-        TrialsFailedError: an executor could not do some of the work, which a line names; the rest is stored.
+        TrialsFailedError: an executor could not do some of the work, which a line and the page name.
 
     Examples:
         >>> result = relpos.compare(None, "photos/", ["none", "relative_2d", "rotary_2d"], seeds=3)  # doctest: +SKIP
@@ -171,6 +174,7 @@ def compare(
         bad_data=bad_data,
         cache=cache,
         cache_size=cache_size,
+        devices_per_trial=devices_per_trial,
         out=out,
         quick=quick,
         device=device,
@@ -179,9 +183,25 @@ def compare(
     return answer(request, Display() if display is None else display, executor)
 
 
-@random_state_kept()
 def answer(request: CompareRequest, display: Display, executor: Executor | None = None) -> ComparisonResult:
     """Run the requested comparison, for `relpos.compare` and the command; an executor does its work elsewhere."""
+    result = answer_unless(lambda *_: False, request, display, executor)
+    assert result is not None
+    return result
+
+
+@random_state_kept()
+def answer_unless(
+    handed_over: Callable[[Comparison, Callable[[str], None]], bool],
+    request: CompareRequest,
+    display: Display,
+    executor: Executor | None,
+) -> ComparisonResult | None:
+    """`answer`, unless the comparison is handed over before its work begins: then None.
+
+    Args:
+        handed_over: whether the comparison is left to others; it may say so.
+    """
     device = request.device
     if executor is not None:
         require_executor(executor)
@@ -206,8 +226,14 @@ def answer(request: CompareRequest, display: Display, executor: Executor | None 
     for line in lines:  # after all checks have passed
         display.say(line)
     _announce(comparison, request.batch_size, display)
+    if handed_over(comparison, display.say):
+        return None
     with display.working([one for stage in comparison.tasks() for one in stage]) as take:
-        results = comparison.run(take)
+        try:
+            results = comparison.run(take)
+        except TrialsFailedError:  # they are on the page
+            write_report(comparison.results(), folder / PAGE)
+            raise
     write_report(results, folder / PAGE)
     return ComparisonResult(results, folder / PAGE, comparison)
 

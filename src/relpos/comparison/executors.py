@@ -9,17 +9,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from typing import Any
 
 from relpos.comparison.answer import WorkerAnswer, opened
 from relpos.comparison.trial import head_of, trial
 from relpos.comparison.workers import Event, WorkerError, WorkerTask
 from relpos.files.reading import FileError
 from relpos.results import ResultsError
+from relpos.results.typed import typed
+from relpos.train import Progress
 
 TRIES = 3
 """How often a piece of work is begun if its workers die, or answer nothing that can be read."""
+_LETTERS = 200
+"""The most letters of a worker's word on its work."""
 _POLL = 0.5
 """Seconds between two looks at what runs."""
+
+
+def progress_of(said: object) -> Progress | str | None:
+    """What a worker says of its work, as an event has it; None if it is something else, as all may be."""
+    if isinstance(said, str):
+        return said[:_LETTERS]
+    try:
+        return typed(Progress, said, "progress")  # type: ignore[no-any-return]
+    except ResultsError:
+        return None
 
 
 class GivenUp(Exception):
@@ -27,7 +42,13 @@ class GivenUp(Exception):
 
 
 class ClusterExecutor(Executor):
-    """An executor that knows its workers."""
+    """An executor that knows its workers.
+
+    Attributes:
+        reads_data: whether workers read the data themselves, by name or path, instead of receiving them.
+    """
+
+    reads_data = False
 
     def require_versions(self, wanted: dict[str, str]) -> None:
         """Raise a `ValueError` of one line unless all workers that can be asked have these versions."""
@@ -36,16 +57,34 @@ class ClusterExecutor(Executor):
         """What runs, by its key, and the name of its worker."""
         raise NotImplementedError
 
+    def wait_with_the_next(self) -> None:
+        """Begin what will be submitted when all that is submitted has ended, if this process may end before."""
+
+    def said(self) -> dict[str, Any]:
+        """What workers said of work since the last call, by its key: JSON values of anybody."""
+        return {}
+
+    def avoid(self, key: str, worker: str) -> None:
+        """Try work on another worker next, if there is one: this one lost it."""
+
     def forget(self, key: str) -> None:
         """Remove what is kept of work that is stored."""
 
-    def leave_out(self, worker: str) -> bool:
-        """Send nothing to a worker any more, which has other versions; whether that is possible."""
+    def leave_out(self, worker: str, why: str) -> bool:
+        """Send nothing to a worker any more, which refused work; whether that is possible."""
         return False
 
 
 class TrialsFailedError(WorkerError):
-    """Some pieces of work failed, and the others are finished; the message names them in one line."""
+    """Some pieces of work failed, and the others are finished; the message names them in one line.
+
+    Attributes:
+        failed: why, by the name of the work.
+    """
+
+    def __init__(self, failed: dict[str, str]) -> None:
+        super().__init__(summary(failed))
+        self.failed = failed
 
 
 def run_on(
@@ -99,9 +138,11 @@ def run_on(
                             executor.forget(keys[task.name])
                         continue
                 refused = answer.worker if answer is not None and answer.kind == "refused" else None
-                if refused and isinstance(executor, ClusterExecutor) and executor.leave_out(refused):
+                if refused and isinstance(executor, ClusterExecutor) and executor.leave_out(refused, why):
                     waiting.append(task)
                     continue
+                if answer is not None and answer.kind == "lost" and isinstance(executor, ClusterExecutor):
+                    executor.avoid(keys[task.name], answer.worker)
                 tries[task.name] += 1
                 given_up = (answer is not None and answer.kind == "failed") or isinstance(_error(future), GivenUp)
                 if given_up or tries[task.name] == TRIES:
@@ -119,6 +160,11 @@ def run_on(
                 if task.name not in begun:
                     begun.add(task.name)
                     yield Event(task, "started", worker)
+            said = executor.said() if isinstance(executor, ClusterExecutor) else {}
+            for task in futures.values():
+                report = progress_of(said.get(keys[task.name])) if task.name in begun else None
+                if report is not None:
+                    yield Event(task, "progress", report)
     finally:
         for future in futures:
             future.cancel()
@@ -159,9 +205,14 @@ def _started(
             yield task, known[keys[task.name]]
 
 
+def last_line(why: str) -> str:
+    """The last line of an error, which may be a traceback."""
+    return why.strip().splitlines()[-1] if why.strip() else "no message"
+
+
 def summary(failed: dict[str, str]) -> str:
     """The line that names failed work; the first error stands for all."""
     (name, why), *others = failed.items()
-    last = why.strip().splitlines()[-1] if why.strip() else "no message"
+    last = last_line(why)
     more = f" (and {len(others)} more: {', '.join(name for name, _ in others)})" if others else ""
     return f"{name} failed: {last}{more}. The rest is finished and stored; the same command tries again."

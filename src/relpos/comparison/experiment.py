@@ -11,7 +11,7 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -24,14 +24,16 @@ from torch import nn
 from relpos import data
 from relpos.comparison import cost
 from relpos.comparison.answer import WorkerAnswer
+from relpos.comparison.data_by_name import DataByName
 from relpos.comparison.elsewhere import parcel_for
-from relpos.comparison.executors import TrialsFailedError, run_on, summary
+from relpos.comparison.executors import ClusterExecutor, TrialsFailedError, last_line, run_on
 from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe
 from relpos.comparison.settings import environment as environment_here
+from relpos.comparison.several import run_in_processes
 from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
-from relpos.comparison.trial import SharedWork
+from relpos.comparison.trial import SharedWork, trial
 from relpos.comparison.workers import (
     MOST_AT_ONCE,
     Event,
@@ -45,9 +47,10 @@ from relpos.core.checks import fail
 from relpos.files.reading import FileError
 from relpos.files.writing import make_folder, write_json, write_whole
 from relpos.position.base.outside import files_in
-from relpos.results import SCHEMA_VERSION, Cost, Environment, Results, ResultsError, plain, read
+from relpos.results import SCHEMA_VERSION, Cost, Environment, Failure, Results, ResultsError, plain, read
 from relpos.results.typed import typed
 from relpos.train import OURS, Procedure, Progress
+from relpos.train.processes import is_main
 
 _MEMORY_WEIGHT, _TIMING_WEIGHT = 0.05, 0.4
 """Duration relative to one training run when two run at once, measured on two cores."""
@@ -61,7 +64,27 @@ def _train(
     probes: tuple[data.Probe, ...],
     report: Callable[[Any], None],
 ) -> dict[str, Any]:
+    arguments = (job, settings, work, folder, probes)
+    record: dict[str, Any] = (
+        _train_here(*arguments, report)
+        if settings.processes == 1
+        else run_in_processes(settings.processes, _train_here, *arguments, report=report)
+    )
+    return record
+
+
+def _train_here(
+    job: Job,
+    settings: ComparisonSettings,
+    work: SharedWork,
+    folder: Path,
+    probes: tuple[data.Probe, ...],
+    report: Callable[[Any], None],
+) -> Any:
+    """Train in this process, perhaps with others, of which the first writes the files."""
     task, procedure = work.opened()
+    if not is_main():
+        return run(job, settings, task, procedure=procedure, probes=probes)
     run_folder = folder / TRAINING / job.id
     with TrainingLog(run_folder) as log:
 
@@ -70,9 +93,7 @@ def _train(
             report(progress)
 
         keep = partial(save_weights, run_folder) if job.variant == "recipe" else None
-        measured = run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes)
-    record: dict[str, Any] = plain(measured)
-    return record
+        return plain(run(job, settings, task, watch=watch, procedure=procedure, keep=keep, probes=probes))
 
 
 def _memory(name: str, index: int, settings: ComparisonSettings, work: SharedWork) -> float | None:
@@ -96,6 +117,7 @@ class Comparison:
 
     Attributes:
         stays_here: why all runs stay in this process, one after another; None if workers do them.
+        failed: why other machines could not do some of the work, by its name, since `run` began.
     """
 
     def __init__(
@@ -111,9 +133,10 @@ class Comparison:
         self.settings, self.task, self.procedure, self.executor = settings, task, procedure, executor
         self.environment = environment_here(settings.device) if environment is None else environment
         self.stays_here: str | None = None
+        self.failed: dict[str, str] = {}
         self._gather_from = 0.0
-        if executor is not None and self._work.packed is None:
-            expected = "a model and data that can be sent to other machines"
+        if (executor is not None or settings.processes > 1) and self._work.packed is None:
+            expected = "a model and data that can be sent to other processes"
             fail(expected, str(self.stays_here), "Put functions into a file: FILE.py:NAME.")
         self.mechanisms = [describe(name, settings, task, procedure) for name in settings.names]
         self.store = Store(folder, settings.to_json(), plain(self.environment))
@@ -130,7 +153,8 @@ class Comparison:
         try:
             with main_left_out():
                 files = files_in(self.settings.positions)
-                return SharedWork(packed=pickle.dumps((self.task, self.procedure, files)))
+                by_name = DataByName.of(self.task) if getattr(self.executor, "reads_data", False) else None
+                return SharedWork(packed=pickle.dumps((by_name or self.task, self.procedure, files)))
         except Exception as error:  # the user's objects may raise anything
             if self.procedure.is_ours and self.task.name in data.TASKS:
                 raise
@@ -175,17 +199,19 @@ class Comparison:
         """Do the remaining work and return the results; every piece is stored when it finishes.
 
         Raises:
-            TrialsFailedError: an executor could not do some of it; the rest is stored.
+            TrialsFailedError: an executor could not do some of it; the rest is stored, and `results` names what failed.
         """
         on_gpu = self.settings.device.startswith("cuda")
         gpus = torch.cuda.device_count() if self.settings.device == "cuda" else 1
         at_once = gpus if on_gpu else max(1, (os.cpu_count() or 1))
+        if (processes := self.settings.processes) > 1:  # of each run, which takes the first GPUs
+            at_once, gpus = 1 if on_gpu else max(1, at_once // processes), 1
 
-        failed: dict[str, str] = {}
+        self.failed = {}
 
         def take(event: Event) -> None:
             if event.kind == "failed":
-                failed[event.task.name] = event.value
+                self.failed[event.task.name] = event.value
             if event.kind == "finished":
                 self.store.add(event.task.name, event.value)
                 self._gather_now_and_then()
@@ -202,30 +228,39 @@ class Comparison:
                 else self._elsewhere(self.executor, stage)
             ):
                 take(event)
-        if failed:
-            self._gather()
-            raise TrialsFailedError(summary(failed))
-        return self._gather()
+        results = self._gather()
+        if self.failed:
+            raise TrialsFailedError(self.failed)
+        return results
 
     def _elsewhere(self, executor: Executor, stage: list[WorkerTask]) -> Iterator[Event]:
         """Do a stage on other machines."""
-        shared, folder, trained = self._work.packed, self.store.folder, {job.id for job in self.jobs}
+        assert self._work.packed is not None
+        return run_on(executor, stage, self._parcel, self._work.packed, self._accept)
+
+    def submit(self) -> int:
+        """Submit all work that remains, to an executor whose jobs go on without this process; their number."""
+        executor, stages, shared = self.executor, self.tasks(), self._work.packed
+        assert isinstance(executor, ClusterExecutor)
         assert shared is not None
+        for stage in stages:
+            for task in stage:
+                executor.submit(trial, self._parcel(task), shared)
+            executor.wait_with_the_next()
+        return sum(map(len, stages))
 
-        def parcel(task: WorkerTask) -> bytes:
-            trains = task.name in trained
-            within = f"{TRAINING}/{task.name}" if trains else None
-            return parcel_for(
-                task,
-                self.store.head,
-                self.procedure,
-                cost=not trains,
-                folder=folder,
-                within=within,
-                model=self.settings.model,
-            )
-
-        return run_on(executor, stage, parcel, shared, self._accept)
+    def _parcel(self, task: WorkerTask) -> bytes:
+        trains = any(job.id == task.name for job in self.jobs)
+        return parcel_for(
+            task,
+            self.store.head,
+            self.procedure,
+            cost=not trains,
+            device=self.settings.device,
+            folder=self.store.folder,
+            within=f"{TRAINING}/{task.name}" if trains else None,
+            model=self.settings.model,
+        )
 
     def _accept(self, task: WorkerTask, answer: WorkerAnswer) -> None:
         """Check the record that a worker answered, and store the files of its run.
@@ -238,6 +273,9 @@ class Comparison:
             (run,) = self._results([answer.record], []).records
             if (run.id, run.seed, run.variant) != (job.id, job.seed, job.variant):
                 raise ResultsError(f"expected the record {job.id}; got {run.id}")
+        elif (kind := answer.machine.get("kind")) not in (None, self.environment.kind):
+            expected = f"time and memory of one kind of machine, {self.environment.kind}"
+            raise FileError(f"{expected}; it is of {kind} (--cost-worker names a machine)")
         elif task.name == "timing":
             typed(list[Cost], answer.record, "timing")
         else:
@@ -273,9 +311,18 @@ class Comparison:
     def results(self) -> Results:
         """All finished work so far, as docs/results.md describes it."""
         records = [self.store.get(job.id) for job in self.jobs if self.store.has(job.id)]
-        return self._results(records, self._costs())
+        return self._results(records, self._costs(), self._failures())
 
-    def _results(self, records: list[Any], costs: list[Any]) -> Results:
+    def _failures(self) -> list[Failure]:
+        jobs = {job.id: job for job in self.jobs}
+        return [
+            Failure(name, last_line(why), job.name, job.seed, job.variant)
+            if (job := jobs.get(name))
+            else Failure(name, last_line(why))
+            for name, why in self.failed.items()
+        ]
+
+    def _results(self, records: list[Any], costs: list[Any], failed: Sequence[Failure] = ()) -> Results:
         return read(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -285,6 +332,7 @@ class Comparison:
                 "mechanisms": self.mechanisms,
                 "records": records,
                 "costs": costs,
+                "failed": list(failed),
             }
         )
 

@@ -17,6 +17,7 @@ from relpos.data import ImageTask, Probe, Task, Text
 from relpos.models import LanguageModel, VisionTransformer, count_parameters
 from relpos.results import CurveRecord, Divergence, Metric, Parameters, Run
 from relpos.train import OURS, DivergedError, Procedure, Progress, Recipe, TrainingRun, fit, measured
+from relpos.train.processes import device_here, is_main, world_size
 
 
 def warm_up(
@@ -28,7 +29,7 @@ def warm_up(
     procedure: Procedure = OURS,
 ) -> None:
     """Train one small step first, so that libraries loaded on first use do not count as the model's memory."""
-    small = replace(recipe, steps=1, batch_size=min(2, recipe.batch_size), depth=1)
+    small = replace(recipe, steps=1, batch_size=min(2 * world_size(), recipe.batch_size), depth=1)
     with contextlib.suppress(DivergedError):  # this model is not used
         fit(TrainingRun(task, position, small, 0, device, procedure, precision))
 
@@ -42,8 +43,10 @@ def run(
     procedure: Procedure = OURS,
     keep: Callable[[nn.Module], None] | None = None,
     probes: tuple[Probe, ...] | None = None,
-) -> Run:
+) -> Run | None:
     """Train one job and measure it; docs/results.md describes the record, also that of a diverged run.
+
+    Of several processes that train together, only the first measures; the others return None.
 
     Args:
         procedure: builds, trains and measures. keep: receives the trained model.
@@ -51,7 +54,7 @@ def run(
     """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
-    device = torch.device(settings.device)
+    device = device_here(torch.device(settings.device))
     recipe, position = settings.of(job.name)
     recipe = replace(recipe, position_learning_rate_multiplier=job.multiplier)
     warm_up(task, recipe, device, settings.precision, "none" if procedure.build is None else position, procedure)
@@ -66,6 +69,8 @@ def run(
         curve = error.curve
         diverged = Divergence(error.step, error.rate, error.what, error.value)
     seconds = time.perf_counter() - started
+    if not is_main():  # of several processes, which have trained together
+        return None
     peak = memory.mib()
     built = procedure.model(recipe, task, position) if model is None else model
     parts = {name: count.total for name, count in count_parameters(built).items()}

@@ -38,6 +38,7 @@ from relpos.train import (
     resolve_device,
     scores_of,
 )
+from relpos.train.processes import Parallelism
 from relpos.version import __version__
 from relpos_command.requests import CompareRequest
 
@@ -87,6 +88,7 @@ class ComparisonSettings:
         given: model, step, evaluate and mechanisms of files as the user typed them, to repeat the command. They do not
             distinguish comparisons: a moved file is the same code.
         sources: the files and packages of mechanisms that are not relpos's, with a fingerprint.
+        devices_per_trial: processes of a training run, if several. They train as one does, up to rounding.
     """
 
     task: str
@@ -108,6 +110,12 @@ class ComparisonSettings:
     better: Literal["higher", "lower"] | None = None
     given: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    devices_per_trial: int | None = None
+
+    @property
+    def processes(self) -> int:
+        """Of each training run."""
+        return self.devices_per_trial or 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,6 +159,9 @@ class ComparisonSettings:
         for name in changes.keys() & OF_THE_MODEL if procedure.build is not None else ():
             fail("training settings with your own model", f"{name}, a setting of relpos's models", f"Leave {name} out.")
         used = changed(Recipe.of(task), changes if steps is None else {**changes, "steps": steps}).within(task)
+        world = request.devices_per_trial or 1
+        Parallelism().require_divides(used.batch_size, world)
+        Parallelism().require_shares(used.optimizer, request.precision, world)
         if procedure.measures and used.optimizer.startswith("sophia"):
             fail("adamw or lion, with your own step or evaluate", used.optimizer, "Choose one of them.")
         named: tuple[str, ...] = ()
@@ -176,6 +187,7 @@ class ComparisonSettings:
             evaluate=described(procedure.evaluate),
             given=as_typed(request),
             sources=sources_of(chosen),
+            devices_per_trial=None if request.devices_per_trial == 1 else request.devices_per_trial,
         )
 
     def jobs(self, task: Task, procedure: Procedure = OURS) -> list[Job]:

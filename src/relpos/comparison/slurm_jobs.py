@@ -3,6 +3,7 @@
     DIR/spool/KEY.parcel      what a job is to do, written by this process
     DIR/spool/KEY.job         the number of its job
     DIR/spool/KEY.answer      what it answered, written whole by the job
+    DIR/spool/KEY.said        how far it is
     DIR/spool/SHA.shared      what parcels have in common, by the checksum of its content
     DIR/submitit/             submitit's own files, with the output of jobs
 
@@ -12,6 +13,7 @@ this process, and the same command finds them by their keys.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import signal
 import subprocess
@@ -27,8 +29,9 @@ from relpos.comparison.executors import ClusterExecutor, GivenUp
 from relpos.comparison.trial import head_of, trial
 from relpos.core.checks import fail
 from relpos.files.reading import MIB, FileError, read_file, read_json
-from relpos.files.writing import make_folder, require_writable, write_json, write_whole
+from relpos.files.writing import WriteError, make_folder, require_writable, write_json, write_whole
 
+SLURM = "slurm"
 _POLL = 2.0
 """Seconds between two looks into the spool."""
 _PATIENCE = 60.0
@@ -76,7 +79,7 @@ class SlurmExecutor(ClusterExecutor):
         parameters: dict[str, Any],
         *,
         cost_node: str | None = None,
-        cluster: str = "slurm",
+        cluster: str = SLURM,
         poll: float = _POLL,
         patience: float = _PATIENCE,
     ) -> None:
@@ -95,8 +98,9 @@ class SlurmExecutor(ClusterExecutor):
         except (RuntimeError, NameError, AssertionError, ValueError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             fail("Slurm, with parameters that submitit knows", why, "Correct --slurm, or run this where sbatch is.")
-        self._job_class = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
+        self._job_class = submitit.SlurmJob if cluster == SLURM else submitit.LocalJob
         self._work: dict[str, _SpooledWork] = {}
+        self._after: list[str] = []
         self._queue: dict[str, str] = {}
         self._asked = 0.0
         self._lock, self._stopped = threading.RLock(), threading.Event()
@@ -159,11 +163,11 @@ class SlurmExecutor(ClusterExecutor):
     def _send(self, head: dict[str, Any], *files: Path) -> Any:
         """Submit a job; one that measures goes to the machine of measurements, one that times is alone there."""
         more: dict[str, Any] = {}
-        if head["cost"] and self._cost_node is not None:
-            more["additional_parameters"] = {
-                **(self._parameters.get("additional_parameters") or {}),
-                "nodelist": self._cost_node,
-            }
+        added = {"nodelist": self._cost_node} if head["cost"] and self._cost_node is not None else {}
+        if self._after and self._cluster == SLURM:
+            added["dependency"] = f"afterany:{':'.join(self._after)}"
+        if added:
+            more["additional_parameters"] = {**(self._parameters.get("additional_parameters") or {}), **added}
         if head["alone"]:
             more["exclusive"] = True
         return self._executor(more).submit(_do, *files)
@@ -202,13 +206,13 @@ class SlurmExecutor(ClusterExecutor):
 
     def _state(self, one: _SpooledWork) -> str:
         """The state of a job in Slurm's words."""
-        if self._cluster != "slurm":
+        if self._cluster != SLURM:
             return str(one.job.state).upper()
         return self._queue.get(one.job.job_id, "GONE" if one.sent < self._asked else "UNKNOWN")
 
     def _ask(self) -> None:
         """Read the queue, unless it was read just now: `sacct`, which submitit asks, needs a data base."""
-        if self._cluster != "slurm" or time.monotonic() - self._asked < _BETWEEN:
+        if self._cluster != SLURM or time.monotonic() - self._asked < _BETWEEN:
             return
         begun = time.monotonic()
         command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i %T"]
@@ -222,17 +226,31 @@ class SlurmExecutor(ClusterExecutor):
         self.forget(one.key)
         one.future.set_exception(error)
 
+    def wait_with_the_next(self) -> None:
+        """Let later jobs depend on the end of these."""
+        with self._lock:
+            waiting = [one for one in self._work.values() if one.job is not None and not one.future.done()]
+            self._after = [str(one.job.job_id) for one in waiting]
+
     def running(self) -> dict[str, str]:
         """The jobs that run."""
         with self._lock:
             known = [one for one in self._work.values() if one.job is not None and not one.future.done()]
             return {one.key: f"job {one.job.job_id}" for one in known if self._state(one) == "RUNNING"}
 
+    def said(self) -> dict[str, Any]:
+        """What jobs that run say."""
+        said = {}
+        for key in self.running():
+            with contextlib.suppress(FileError):
+                said[key] = read_json(self._path(key, "said"), MIB)
+        return said
+
     def forget(self, key: str) -> None:
         """Remove a piece of work from the spool."""
         with self._lock:
             self._work.pop(key, None)
-        for kind in ("job", "answer", "parcel"):
+        for kind in ("job", "answer", "parcel", "said"):
             self._path(key, kind).unlink(missing_ok=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -249,4 +267,9 @@ def _do(parcel: Path, shared: Path, answer: Path) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    write_whole(answer, trial(parcel.read_bytes(), shared.read_bytes()))
+
+    def tell(said: Any) -> None:
+        with contextlib.suppress(WriteError, ArithmeticError):
+            write_json(answer.with_suffix(".said"), said)
+
+    write_whole(answer, trial(parcel.read_bytes(), shared.read_bytes(), tell))

@@ -86,6 +86,8 @@ class _Answer:
 def _answer(results: Results, test: Standings | None, away: Standings | None) -> _Answer:
     if results.records and all(run.diverged is not None for run in results.records):
         return _Answer(["Every training run diverged."])
+    if results.failed and not results.records:
+        return _Answer(["Every training run failed."])
     if results.settings.quick:
         trained, asked = sum(bool(results.runs(name)) for name in results.names), len(results.names)
         lines = [
@@ -335,9 +337,15 @@ def _plain_rate(results: Results) -> list[str]:
 
 def _cautions(results: Results, *boards: Standings | None) -> list[str]:
     cautions, settings = [], results.settings
-    ended = [len(results.runs(name)) + len(results.runs(name, diverged=True)) for name in results.names]
+    ended = [
+        len(results.runs(name)) + len(results.runs(name, diverged=True)) + len(results.failures(name))
+        for name in results.names
+    ]
     if missing := sum(max(0, settings.seeds - count) for count in ended):
         cautions.append(f"Unfinished: {missing} of the requested training runs are missing.")
+    if results.failed:
+        which = listed([one.id for one in results.failed], NAMED_AT_MOST)
+        cautions.append(f"Failed: {which}. The reasons are under Machines; the same command tries again.")
     for name in results.names:
         every = [run for run in results.records if run.name == name]
         lost = [run for run in every if run.diverged is not None]

@@ -57,6 +57,7 @@ def requested(settings: SettingsRecord) -> CompareRequest:
         choices=tuple(settings.choices) if settings.what != "position" else None,
         positions=tuple(typed_position(settings, name) for name in settings.positions),
         seeds=settings.seeds,
+        devices_per_trial=settings.devices_per_trial,
         steps=settings.recipe.steps,
         batch_size=changes.pop("batch_size", None),
         lr=changes.pop("learning_rate", None),

@@ -22,6 +22,7 @@ from relpos.report.drawing.canvas import LAID_OUT, to_png, to_svg
 from relpos.report.drawing.charts import Chart, draw, paired_figures
 from relpos.report.drawing.learned_positions import learned_svgs
 from relpos.report.drawing.palette import styles, stylesheet
+from relpos.report.machines import machines
 from relpos.report.measure import by_tokens, measure_of, unit_of
 from relpos.report.reproduce import reproduce
 from relpos.report.standings import Contender, chance_of, far_probe, outcomes
@@ -164,6 +165,7 @@ def _context(results: Results) -> dict[str, Any]:
         "attention": _attention(results, [*advice.named, *ranked]),
         "samples": _samples(results, [*advice.named, *ranked]),
         "by_seed": _by_seed(results, ranked),
+        "machines": machines(results),
         "skipped": _few([f"{one['path']} ({one['reason']})" for one in results.task.skipped]),
         "ignored": _few(results.task.ignored),
         "grown": listed_sizes(results) if len(grown_sizes(results)) > 2 and settings.what != "position" else "",
@@ -265,14 +267,16 @@ def _samples(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _by_seed(results: Results, ranked: Sequence[str]) -> dict[str, Any]:
     """The figures of every seed on the plain test, and on the probe farthest from it, by every growth rule."""
-    seeds, figure, rows = sorted({run.seed for run in results.records}), measure_of(results).figure, []
+    tried = {run.seed for run in results.records} | {one.seed for one in results.failed if one.seed is not None}
+    seeds, figure, rows = sorted(tried), measure_of(results).figure, []
     for name in ranked:
-        lost = {run.seed for run in results.runs(name, diverged=True)}
+        lost = {run.seed: "diverged" for run in results.runs(name, diverged=True)}
+        lost |= {one.seed: "failed" for one in results.failures(name) if one.seed is not None}
         for probe in [results.task.probes[0], *filter(None, [far_probe(results)])]:
             rules = dict.fromkeys(m.growth for run in results.runs(name) for m in run.metrics if m.probe == probe.id)
             for rule in rules or [None]:
                 scored = outcomes(results, Contender(name, rule), probe)
-                without = {seed: "diverged" if seed in lost else NOTHING for seed in seeds}
+                without = {seed: lost.get(seed, NOTHING) for seed in seeds}
                 reached = [figure(float(scored[seed].mean())) if seed in scored else without[seed] for seed in seeds]
                 rows.append({"name": name, "probe": probe.label + (f", {rule}" if rule else ""), "reached": reached})
     return {"seeds": seeds, "rows": rows}

@@ -117,9 +117,16 @@ def reasons(results: Results, probe: ProbeRecord) -> dict[str, str]:
             recorded = [
                 metric.reason for run in results.runs(name) for metric in run.metrics if metric.probe == probe.id
             ]
-            lost = results.runs(name, diverged=True) and not results.runs(name)
-            found[name] = "diverged" if lost else next((reason for reason in recorded if reason), "not finished")
+            found[name] = without_runs(results, name) or next((reason for reason in recorded if reason), "not finished")
     return found
+
+
+def without_runs(results: Results, name: str, variant: str = "recipe") -> str | None:
+    """Why a name has no measured run: "diverged" or "failed"; None if it has some, or none has ended."""
+    if results.runs(name, variant):
+        return None
+    ended = {"diverged": results.runs(name, variant, diverged=True), "failed": results.failures(name, variant)}
+    return next((why for why, runs in ended.items() if runs), None)
 
 
 def far_probe(results: Results) -> ProbeRecord | None:

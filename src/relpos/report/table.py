@@ -19,6 +19,7 @@ from relpos.report.standings import (
     grown_probe,
     outcomes,
     reasons,
+    without_runs,
 )
 from relpos.results import Cost, ProbeRecord, Results
 
@@ -149,9 +150,8 @@ def _figures(results: Results, probe: ProbeRecord, variant: str) -> Callable[[Co
             return Cell("")  # at the trained size all rules give the same figure
         scored = outcomes(results, contender if by_rule else Contender(contender.name), probe, variant)
         if not scored:
-            lost = results.runs(contender.name, variant, diverged=True)
-            why = "diverged" if lost else missing.get(contender.name, "trained with the recipe only")
-            return Cell("diverged" if lost else NOTHING, reason=why)
+            lost = without_runs(results, contender.name, variant)
+            return Cell(lost or NOTHING, reason=lost or missing.get(contender.name, "trained with the recipe only"))
         interval = measure.interval(scored)
         half = f"\N{PLUS-MINUS SIGN}{measure.size((interval.high - interval.low) / 2)}"
         if interval.low == 0.0 or (measure.is_share and interval.high == 1.0):  # clipped, so not symmetric

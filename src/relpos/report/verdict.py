@@ -79,8 +79,13 @@ def _further(results: Results, *, longer: bool) -> CompareRequest:
 
 
 def _seconds(results: Results, request: CompareRequest) -> float | None:
-    """The time to train all runs of a request, several at once, by the mean time of a step here."""
+    """The time to train all runs of a request, several at once, by the mean time of a step here.
+
+    None if runs were on machines of several kinds: their times have no common mean.
+    """
     runs = [run for run in results.records if run.diverged is None]
+    if len({run.environment.kind for run in runs if run.environment is not None}) > 1:
+        return None
     each = [run.train_seconds / run.settings["recipe"]["steps"] for run in runs]
     if not each or request.steps is None:
         return None

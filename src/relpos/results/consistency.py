@@ -37,6 +37,10 @@ def _faults(results: Results) -> Faults:
     yield from _repeated("costs", "entry", [f"{one.name} at {one.tokens} tokens" for one in results.costs])
     for index, cost in enumerate(results.costs):
         yield from _of_cost(cost, results.names, f"costs[{index}]")
+    yield from _repeated("failed", "id", [one.id for one in results.failed])
+    for index, failed in enumerate(results.failed):
+        if failed.name is not None and failed.name not in results.names:
+            yield f"failed[{index}]: expected work on {_listed(results.names)}, got {failed.name!r:.60}"
 
 
 def _of_settings(results: Results) -> Faults:

@@ -51,7 +51,8 @@ class SettingsRecord:
     device: Annotated[str, "`cpu`, `cuda`"]
     precision: Annotated[str, "`float32`, `bf16-mixed`, `fp16-mixed`"]
     recipe: Annotated[RecipeRecord, "of all runs"]
-    threads: Annotated[int, "per training run"] = 1
+    threads: Annotated[int, "per process of a training run"] = 1
+    devices_per_trial: Annotated[int | None, "processes of a training run, if several"] = None
     timing_threads: Annotated[int, "for timing steps: all cores, or `OMP_NUM_THREADS`"] = 1
     task_options: Annotated[dict[str, Any], "what made the task, with a fingerprint"] = field(default_factory=dict)
     what: Annotated[What, "what is compared: `position`, `attention`, `norm`, `optimizer`"] = "position"
@@ -82,6 +83,12 @@ class Environment:
     processor: Annotated[str, "its name"]
     cores: Annotated[int, "of the machine"]
     device: Annotated[str, "the GPU's name, or `cpu`"]
+    host: Annotated[str | None, "the machine's name, of a run on another machine"] = None
+
+    @property
+    def kind(self) -> str:
+        """The processor or card that computes: times of different ones are not comparable."""
+        return self.processor if self.device == "cpu" else self.device
 
 
 @dataclass(frozen=True)
@@ -288,6 +295,17 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Work without a record: its workers died each time, or it raised an error. The same command tries again."""
+
+    id: Annotated[str, "of the run, `memory--NAME--SIZE` or `timing`"]
+    reason: Annotated[str, "the last line of its error"]
+    name: Annotated[str | None, "the mechanism or choice, of a training run"] = None
+    seed: Annotated[int | None, "of a training run"] = None
+    variant: Annotated[str | None, "of a training run"] = None
+
+
+@dataclass(frozen=True)
 class Results:
     """One comparison, finished or not."""
 
@@ -298,6 +316,7 @@ class Results:
     mechanisms: Annotated[list[MechanismRecord], "what is compared, in the requested order"]
     records: Annotated[list[Run], "training runs"]
     costs: Annotated[list[Cost], "one for each choice and number of tokens"]
+    failed: Annotated[list[Failure], "what other machines could not do"] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -312,6 +331,11 @@ class Results:
         """The measured or the diverged runs of one name, sorted by seed."""
         found = [run for run in self.records if run.name == name and run.variant == variant]
         return sorted((run for run in found if (run.diverged is not None) == diverged), key=lambda run: run.seed)
+
+    def failures(self, name: str, variant: str = "recipe") -> list[Failure]:
+        """The failed training runs of one name, sorted by seed."""
+        found = [one for one in self.failed if one.name == name and one.variant == variant]
+        return sorted(found, key=lambda one: -1 if one.seed is None else one.seed)
 
     def probes(self, group: str) -> list[ProbeRecord]:
         """The probes of a group."""

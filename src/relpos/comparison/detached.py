@@ -1,0 +1,111 @@
+"""A comparison whose coordinator runs in the background: `relpos compare --cluster tcp://HOST:8786 --detach`.
+
+    DIR/coordinator.log      what it prints, for whoever attaches
+    DIR/coordinator.json     its process, and the machine
+
+The log is locked as long as that process has it open, so that the same command finds the coordinator, and finds none
+where it has died.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from relpos.core.checks import fail
+from relpos.files.reading import MIB, FileError, read_json
+from relpos.files.writing import named, write_json
+
+LOG, ABOUT = "coordinator.log", "coordinator.json"
+_ITSELF = "RELPOS_COORDINATOR"
+"""Set in the environment of a coordinator in the background."""
+_POLL = 0.2
+_PATIENCE = 120.0
+"""Seconds in which it must say something."""
+
+
+def is_itself() -> bool:
+    """Whether this process is a coordinator in the background."""
+    return _ITSELF in os.environ
+
+
+def start(folder: Path, arguments: Sequence[str]) -> str:
+    """Start `relpos` with these arguments in the background; the line that names it.
+
+    Raises:
+        ValueError: it ended at once; its last line says why. Or this system has no locks.
+    """
+    _require_locks()
+    path = folder / LOG
+    with named(path), path.open("wb") as log:
+        _locked(log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "relpos", *arguments],
+            env=os.environ | {_ITSELF: "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's signals are not for it
+        )
+    write_json(folder / ABOUT, {"process": process.pid, "host": platform.node()})
+    deadline = time.monotonic() + _PATIENCE
+    while not path.stat().st_size and time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        time.sleep(_POLL)
+    if process.poll():
+        last = (path.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        fail("a coordinator in the background", f"one that ended with: {last}", f"{path} has all that it said.")
+    process.returncode = 0  # it is left to itself; else Python warns that it still runs
+    return (
+        f"In the background: process {process.pid} on {platform.node()}; it writes {path}. The same command attaches."
+    )
+
+
+def running(folder: Path) -> str | None:
+    """The coordinator that runs in the background for a folder, in words; None if there is none."""
+    path = folder / LOG
+    if is_itself() or sys.platform == "win32" or not path.exists():
+        return None
+    with path.open("rb") as log:
+        if _locked(log):
+            return None
+    try:
+        about = read_json(folder / ABOUT, MIB)
+        return f"process {about['process']} on {about['host']}"
+    except (FileError, KeyError, TypeError):  # it has just begun
+        return "another process"
+
+
+def follow(folder: Path, say: Callable[[str], None]) -> None:
+    """Pass on the lines of the coordinator in the background until it ends. An interruption ends only this."""
+    with (folder / LOG).open(encoding="utf-8", errors="replace") as log:
+        while True:
+            ended = running(folder) is None
+            for line in log:
+                say(line.rstrip("\n"))
+            if ended:
+                return
+            time.sleep(_POLL)
+
+
+def _locked(log: IO[bytes]) -> bool:
+    """Lock a file, unless another process has it."""
+    import fcntl
+
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _require_locks() -> None:
+    if sys.platform == "win32":
+        fail("a system that locks files for --detach", "Windows", "Leave --detach out.")

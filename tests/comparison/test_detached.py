@@ -1,0 +1,104 @@
+"""`--detach`: a coordinator in the background, found by the same command, and jobs that go on by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import call
+
+from relpos.cli import main
+from relpos.comparison import cluster as clusters
+from relpos.comparison import detached
+
+pytestmark = pytest.mark.filterwarnings("ignore:::submitit", "ignore:::distributed", "ignore:::tornado")
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Makes `relpos` a program that is given, in the background."""
+
+    def make(program: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(f"#!{sys.executable} -IS\n{program}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return make
+
+
+def test_a_process_in_the_background_is_found_while_it_lives(says: Callable[[str], None], tmp_path: Path) -> None:
+    says("import os, sys, time; print(*sys.argv[1:], flush=True); os.read(os.open(sys.argv[-1], 0), 1); print('end')")
+    os.mkfifo(tmp_path / "end")
+    assert detached.running(tmp_path) is None
+    line = detached.start(tmp_path, ["compare", str(tmp_path / "end")])
+    number = json.loads((tmp_path / detached.ABOUT).read_text())["process"]
+    assert line.startswith(f"In the background: process {number} on ")
+    assert (detached.running(tmp_path) or "").startswith(f"process {number} on ")
+    heard: list[str] = []
+
+    def hear(line: str) -> None:
+        heard.append(line)
+        if len(heard) == 1:
+            (tmp_path / "end").write_text("x")
+
+    detached.follow(tmp_path, hear)
+    assert heard == [f"-m relpos compare {tmp_path / 'end'}", "end"]
+    assert detached.running(tmp_path) is None
+    os.waitpid(number, 0)
+
+
+def test_one_that_ends_at_once_is_an_error(says: Callable[[str], None], tmp_path: Path) -> None:
+    says("raise SystemExit('relpos: error: no')")
+    with pytest.raises(
+        ValueError, match=r"^expected a coordinator in .*; got one that ended with: relpos: error: no\."
+    ):
+        detached.start(tmp_path, [])
+    assert detached.running(tmp_path) is None
+
+
+def test_jobs_of_slurm_are_submitted_and_attached_to(
+    made: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Slurm is told; answers are there for the first questions only."""
+    from test_elsewhere import answer
+
+    from relpos.comparison.settings import environment
+    from relpos.results import plain
+
+    sent: list[tuple[str, Any]] = []
+
+    class Jobs:
+        def __init__(self, more: dict[str, Any]) -> None:
+            self.more = more
+
+        def submit(self, _: Any, parcel: Path, shared: Path, there: Path) -> Any:
+            from relpos.comparison.trial import head_of
+
+            head = head_of(parcel.read_bytes())
+            sent.append((head["name"], self.more.get("additional_parameters", {}).get("dependency")))
+            if head["name"] == "environment":
+                record = {"device": "cpu", "environment": plain(environment("cpu"))}
+                there.write_bytes(answer(parcel.read_bytes(), record=record))
+            return type("Job", (), {"job_id": str(len(sent)), "state": "RUNNING"})()
+
+    executor = made()
+    monkeypatch.setattr(executor, "_executor", Jobs)
+    monkeypatch.setattr(executor, "_cluster", "slurm")
+    monkeypatch.setattr(executor, "_ask", lambda: None)
+    monkeypatch.setattr(clusters, "_executor", lambda _: executor)
+    command = [*call(tmp_path / "out"), "--cluster", "slurm", "--shared", str(tmp_path), "--detach"]
+    with monkeypatch.context() as kept:
+        kept.setattr(executor, "shutdown", lambda **_: None)  # one executor for both commands
+        main(command)
+        said = capsys.readouterr().out
+        main(command)
+    assert "Submitted 5 jobs." in said
+    assert [name for name, _ in sent][1:3] == ["none--recipe--seed0", "relative_2d--recipe--seed0"]
+    assert [after for _, after in sent] == [None, None, None, *["afterany:2:3"] * 2, "afterany:2:3:4:5"]
+    assert len(sent) == 6, "the same jobs, by the second command, too"
