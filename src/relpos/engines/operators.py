@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
 from relpos.core.private import inside_forward_mode, inside_transform
 from relpos.engines.call import Call
