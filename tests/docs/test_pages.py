@@ -32,7 +32,7 @@ def test_the_page_of_retrofit_has_a_row_for_every_class() -> None:
 
 
 def test_the_page_of_replace_has_examples() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     assert sum(bool(printed) for _, _, printed in EXAMPLES) == 4
 
 
@@ -49,6 +49,12 @@ def test_examples_of_replace_print_what_stands_there(
 def test_the_table_of_replace_has_every_family() -> None:
     table = REPLACE.read_text("utf-8").split("## What is served")[1].split("\n\n")[1]
     words = {"vit": "ViT", "torch_attention": "nn.MultiheadAttention", "beit": "BEiT", "swin": "Swin", "bert": "BERT"}
-    words |= {"gpt2": "GPT-2", "llama": "Llama", "t5": "T5"}
+    words |= {
+        "gpt2": "GPT-2",
+        "llama": "Llama",
+        "t5": "T5",
+        "torchvision_vit": "torchvision",
+        "torchvision_windows": "Swin3D",
+    }
     assert words.keys() == set(FAMILIES)
     assert not [word for word in words.values() if word not in table]

@@ -47,6 +47,7 @@ from relpos.position import (
     Mechanism,
     PolarEmbedding,
     RelativePositionBias,
+    ReRoPE,
     RotaryEmbedding,
     ShawPosition,
     T5Bias,
@@ -124,6 +125,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         ),
         CallKind("2-D bias, windows", lambda: RelativePositionBias(_HEADS, window_size=(7, 7)), Grid(7, 7)),
         CallKind("rotation", lambda: RotaryEmbedding(_WIDTH), line),
+        CallKind("rotation by pair", lambda: ReRoPE(RotaryEmbedding(_WIDTH), window=n // 3), line, mask=Mask.causal()),
         CallKind("magnitudes and angles", lambda: PolarEmbedding(_HEADS, _WIDTH), line),
         CallKind(
             "rotation and buckets",

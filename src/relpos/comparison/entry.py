@@ -120,8 +120,16 @@ def compare(
             every byte of text once, so that they compare between tokenizers.
         documents: of a text, `"cut"`: inputs are cut from all documents joined; `"packed"`: attention stays within
             each. Lines of `<|endoftext|>` are between those of a file.
-        image_column, label_column, text_column, streaming, buffer, survey, bad_data, cache, cache_size: how data of
-            `hf:` and `wds:` are read, see `relpos.data.from_hf` and `from_wds`.
+        image_column: of data of `hf:` and `wds:`, as the next eight: the column or field of images, found where one
+            may be meant. `relpos.data.from_hf` and `from_wds` say more.
+        label_column: that of labels.
+        text_column: that of documents, instead of images.
+        streaming: whether samples are read while models train, for data that do not fit into memory.
+        buffer: samples among which a stream is shuffled.
+        survey: samples of a stream that are read first, for its classes and sizes.
+        bad_data: `"skip"` counts and leaves out samples that are damaged, `"fail"` stops at the first.
+        cache: a folder for shards from http, shared by all workers of a machine.
+        cache_size: the most that it holds, such as `"20GB"`.
         devices_per_trial: processes that train each model together, one per GPU, as `relpos train --devices N`.
         out: the folder of the results; by default one under runs/, named after the settings. Work finished there is
             not repeated: name another folder to run it again.

@@ -17,7 +17,7 @@ from relpos.core.tree import changed, register, unchecked
 @register("relpos.core.terms.PairRotations")
 @dataclass(frozen=True, eq=False)
 class PairRotations(Single):
-    """Turns q and k by the rotation of their pair: `<rotations[c](q), rotations[c](k)>` where `pairs[c]` allows it.
+    """Turns q and k by the rotation of their pair: `<R(q), R(k)>`, R being `rotations[c]` where `pairs[c]` allows it.
 
     Each pair is in one of these masks alone (which is not checked); all other terms act as beside a `Rotation`. An
     engine computes one attention for each rotation, over its pairs, and puts the softmax together from their

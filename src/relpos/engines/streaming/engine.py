@@ -93,7 +93,7 @@ def _backward_whole(
     """The backward without groups. `natural`: whether a flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
     masked = masked_kernel.supports(call)
-    if masked and not call.return_lse:
+    if masked and not d_lse.any():  # the kernel takes no gradient of the log-sum-exp
         masked_kernel.backward(call, out, lse, d_out, d_lse, gradients)
         return
     natural = (masked or cpu_kernel.supports(call)) if natural is None else natural
