@@ -186,6 +186,10 @@ CASES: dict[str, list[Row]] = {
         (lambda: Mask(left=1.5), "Mask left to be an integer; got float 1.5. Leave it out for no bound on that side."),
         (lambda: Mask(blocks=ones(1, 2, 2).bool()),
          "Mask blocks to be Blocks; got a tensor of shape (1, 2, 2) and dtype bool. Write Blocks(layout, size)."),
+        (
+            lambda: Mask(right=0, also=Mask.packed(torch.arange(4))),
+            "Mask also to be bounds alone; got more parts. Give these to the first mask.",
+        ),
         (lambda: Mask(also="causal"), "Mask also to be Mask; got str 'causal'. Write Mask(...)."),
         (lambda: Mask(query_global=ones(6).long()),
          "a boolean tensor for Mask query_global; got ...(6,)... int64. Convert it before the call."),

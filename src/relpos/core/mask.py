@@ -27,7 +27,7 @@ from torch import Tensor
 from relpos.core.blocks import Blocks
 from relpos.core.checks import broadcasts, consecutive, fail, require_int, require_pairs, require_tensor, shape_of
 from relpos.core.pairs import Compared
-from relpos.core.tree import Movable, register, static
+from relpos.core.tree import Movable, fields_of, register, static
 
 
 def _at(x: Tensor | None, which: Tensor | slice) -> Tensor | None:
@@ -66,7 +66,7 @@ class Mask(Movable):
         blocks: a block layout.
         limit: how far after its own order a query sees, global keys included, or None for no bound.
         allowed: `Bool[1 or B, 1 or H, 1 or N, 1 or M]`, True where a pair may attend, as in PyTorch's SDPA.
-        also: a second mask that must allow the pair too, such as an interval of another order.
+        also: a second interval that must hold the pair too, of another order.
 
     Raises:
         ValueError: tensors of another dtype or number of dimensions; in attention, for other tokens, or a bound on
@@ -99,24 +99,24 @@ class Mask(Movable):
     also: Mask | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            x = getattr(self, field.name)
+        for name, x in fields_of(self).items():
             if x is None:
                 continue
-            if field.name in ("left", "right", "limit"):
-                require_int(x, f"Mask {field.name}", at_least=None, remedy="Leave it out for no bound on that side.")
-            elif field.name == "allowed":
+            if name in ("left", "right", "limit"):
+                require_int(x, f"Mask {name}", at_least=None, remedy="Leave it out for no bound on that side.")
+            elif name == "allowed":
                 require_pairs(x, "Mask allowed", (4,))
-            elif field.name in ("blocks", "also"):
-                if not isinstance(x, Blocks if field.name == "blocks" else Mask):
-                    kind = "Blocks(layout, size)" if field.name == "blocks" else "Mask(...)"
-                    fail(f"Mask {field.name} to be {kind.partition('(')[0]}", shape_of(x), f"Write {kind}.")
+            elif name in ("blocks", "also"):
+                if not isinstance(x, Blocks if name == "blocks" else Mask):
+                    kind = "Blocks(layout, size)" if name == "blocks" else "Mask(...)"
+                    fail(f"Mask {name} to be {kind.partition('(')[0]}", shape_of(x), f"Write {kind}.")
+                if isinstance(x, Mask) and not x.is_bounds:
+                    fail("Mask also to be bounds alone", "more parts", "Give these to the first mask.")
             else:
-                require_tensor(x, f"Mask {field.name}", dims=(1, 2))
-                wanted_bool = field.name.endswith("global")
-                if x.is_floating_point() or (x.dtype == torch.bool) != wanted_bool:
-                    kind = "a boolean" if wanted_bool else "an integer"
-                    fail(f"{kind} tensor for Mask {field.name}", shape_of(x), "Convert it before the call.")
+                require_tensor(x, f"Mask {name}", dims=(1, 2))
+                kind = "a boolean" if name.endswith("global") else "an integer"
+                if x.is_floating_point() or (x.dtype == torch.bool) != (kind == "a boolean"):
+                    fail(f"{kind} tensor for Mask {name}", shape_of(x), "Convert it before the call.")
         if (self.query_segments is None) != (self.key_segments is None):
             fail("segments of queries and of keys", "only one of them", "Mask.packed(segments) sets both.")
 
@@ -242,6 +242,12 @@ class Mask(Movable):
         return self._is_lifted or self.limit is not None
 
     @property
+    def is_bounds(self) -> bool:
+        """Whether nothing but bounds in one order decide."""
+        others = self.query_segments, self.query_global, self.key_global, self.blocks, self.allowed, self.also
+        return all(x is None for x in others)
+
+    @property
     def has_globals(self) -> bool:
         """Whether some token may be global."""
         return self.query_global is not None or self.key_global is not None
@@ -323,13 +329,9 @@ class Mask(Movable):
         if self.also is not None:
             cut["also"] = self.also.narrow(queries, keys, device)
         absolute = any(x is not None for x in (self.low, self.high, self.query_order, self.key_order))
-        diagonal = spans[0] is not None and spans[0] == spans[1]  # where differences of indices stay the same
-        if absolute or not diagonal:
-            orders = (
-                ("query_order", queries, spans[0], self._is_relative),
-                ("key_order", keys, spans[1], self.has_interval),
-            )
-            for name, part, span, needed in orders:
+        if absolute or spans[0] is None or spans[0] != spans[1]:  # else differences of indices stay the same
+            orders = ("query_order", queries, self._is_relative), ("key_order", keys, self.has_interval)
+            for (name, part, needed), span in zip(orders, spans, strict=True):
                 if needed and getattr(self, name) is None:
                     if span is None:
                         wanted = "slice(start, stop) for a mask whose order is the index"
@@ -339,9 +341,8 @@ class Mask(Movable):
 
     def _tensors(self, *, of_keys: bool) -> dict[str, Tensor]:
         """The tensors of keys, or those of queries, by name."""
-        names = [f.name for f in fields(self) if f.name.startswith("key") == of_keys and f.name != "allowed"]
-        found = {name: getattr(self, name) for name in names}
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        found = {name: x for name, x in fields_of(self).items() if isinstance(x, Tensor) and name != "allowed"}
+        return {name: x for name, x in found.items() if name.startswith("key") == of_keys}
 
     def interval(self, rows: Int[Tensor, " n"]) -> tuple[Int[Tensor, "*#B n"] | None, Int[Tensor, "*#B n"] | None]:
         """The lowest and highest key order that queries with these indices see unless a token is global.

@@ -89,7 +89,8 @@ def joined(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     shares = torch.exp(lse - torch.where(peak == -torch.inf, 0, peak))
     total = shares.sum(dim=0)
     blank = total == 0
-    shares = shares / total.masked_fill(blank, 1)
+    total = total.masked_fill(blank, 1)  # not later: infinity times 0 is no gradient
+    shares = shares / total
     out = sum(at_least_float32(part) * share[..., None] for (part, _), share in zip(results, shares, strict=True))
     assert isinstance(out, Tensor)
     return out.to(results[0][0].dtype), torch.where(blank, -torch.inf, peak + total.log())

@@ -9,9 +9,10 @@ from torch import Tensor
 from relpos.core.algebra import Single, Terms
 from relpos.core.checks import fail, shape_of
 from relpos.core.mask import Mask
+from relpos.core.terms.fitting import check_device
 from relpos.core.terms.of_content import Sinks
 from relpos.core.terms.rotations import Rotation
-from relpos.core.tree import changed, register, unchecked
+from relpos.core.tree import changed, fields_of, register, unchecked
 
 
 @register("relpos.core.terms.PairRotations")
@@ -19,9 +20,9 @@ from relpos.core.tree import changed, register, unchecked
 class PairRotations(Single):
     """Turns q and k by the rotation of their pair: `<R(q), R(k)>`, R being `rotations[c]` where `pairs[c]` allows it.
 
-    Each pair is in one of these masks alone (which is not checked); all other terms act as beside a `Rotation`. An
-    engine computes one attention for each rotation, over its pairs, and puts the softmax together from their
-    log-sum-exps: the products of every pair are computed once.
+    Each pair that may attend is in exactly one of these masks, which is not checked: what other pairs give is not
+    defined. All other terms act as beside a `Rotation`. An engine computes one attention for each rotation, over its
+    pairs, and puts the softmax together from their log-sum-exps: the products of every pair are computed once.
 
     Attributes:
         rotations: as they are alone, without `values`; at least one.
@@ -59,7 +60,7 @@ class PairRotations(Single):
                 remedy = "Its output has no one rotation back." if rotation.values else "Leave it out."
                 fail("PairRotations of queries and keys alone", came, remedy)
         for mask in self.pairs:
-            if mask.has_globals or any(x is not None for x in (mask.query_segments, mask.blocks, mask.allowed)):
+            if not mask.is_bounds:
                 fail("PairRotations pairs by intervals", "a mask with more", "Pass the rest as mask= of attention.")
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -67,6 +68,15 @@ class PairRotations(Single):
             rotation.check(q, k, v)
         for mask in self.pairs:
             mask.check(q.shape[2], k.shape[2])
+            for name, x in fields_of(mask).items():
+                if isinstance(x, Tensor):
+                    check_device(x, f"PairRotations {name}", q)
+                    if x.dim() == 2 and x.shape[0] not in (1, q.shape[0]):
+                        fail(
+                            f"PairRotations {name} for a batch of {q.shape[0]}",
+                            shape_of(x),
+                            "Give one row, or one each.",
+                        )
 
     def narrow(self, queries: slice, keys: slice) -> PairRotations:
         return changed(
@@ -92,11 +102,15 @@ class PairRotations(Single):
 
 def _within(mask: Mask, bounds: Mask) -> Mask:
     """The pairs that both allow. `bounds` is intervals alone; `&` joins those of one order only."""
-    if mask.also is not None:
-        return changed(mask, also=_within(mask.also, bounds))
     alike = mask.query_order is bounds.query_order and mask.key_order is bounds.key_order
     unordered = not mask.has_interval and mask.query_order is mask.key_order is None
-    return mask & bounds if (alike or unordered) and not mask.has_globals else changed(mask, also=bounds)
+    if (alike or unordered) and not mask.has_globals:
+        return mask & bounds
+    if mask.also is None:
+        return changed(mask, also=bounds)
+    if mask.also.query_order is not bounds.query_order or mask.also.key_order is not bounds.key_order:
+        fail("a mask of at most two orders beside PairRotations", "a third", "Pass the rest as a boolean tensor.")
+    return changed(mask, also=mask.also & bounds)
 
 
 def _is_known_empty(mask: Mask) -> bool:

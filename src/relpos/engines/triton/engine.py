@@ -95,11 +95,9 @@ class Triton(Engine):
             return unknown
         if widest > _WIDEST:
             return f"head widths above {_WIDEST}"
-        while mask is not None:
-            for part in fields(mask):
-                if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
-                    return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
-            mask = mask.also
+        for part in () if mask is None else fields(mask):
+            if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
+                return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
         biases = call.terms.of(LineBias)
         if biases and call.scale == 0:
             return "a scale of 0 with a bias"
