@@ -1,16 +1,11 @@
-"""What two processes do for `test_adapted`: transformers' models on shares of tokens, against the whole in one."""
+"""Small models of transformers on ranks' shares of tokens, against the whole in one process."""
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import relpos
@@ -98,51 +93,3 @@ def compare(mesh: Any) -> Iterator[tuple[str, float]]:
         context_parallel(model, None)
         back = float((outputs(model, inputs) - whole).detach().abs().max())
         yield name, max(different, back)
-
-
-def refused(mesh: Any) -> Iterator[tuple[str, str]]:
-    """What is said where a model or a call is refused."""
-    t5 = make("T5", "ForConditionalGeneration")
-    part = torch.zeros(1, 4, dtype=torch.long)
-    dropping = make("T5", "EncoderModel")
-    for module in dropping.modules():
-        if hasattr(module, "dropout") and isinstance(module.dropout, float):
-            module.dropout = 0.1
-    encoder_only = make("T5", "ForConditionalGeneration")
-    relpos.restore(encoder_only)
-    relpos.retrofit(encoder_only.encoder, verify=False)
-    inputs = {"input_ids": part, "decoder_input_ids": part}
-    calls: dict[str, Callable[[], Any]] = {
-        "labels": lambda: t5(input_ids=part, labels=part),
-        "weights": lambda: t5(**inputs, output_attentions=True),
-        "pairs": lambda: t5(**inputs, attention_mask=torch.zeros(1, 1, 4, 8)),
-        "dropout": lambda: dropping(part),
-        "pooled": lambda: context_parallel(make("T5", "ForSequenceClassification"), mesh),
-        "pooler": lambda: context_parallel(make("Bert", "Model", "alibi"), mesh),
-        "published layers": lambda: context_parallel(encoder_only, mesh),
-        "positions": lambda: context_parallel(make("GPT2", "Model", "alibi"), mesh)(part, position_ids=part),
-        "nothing of ours": lambda: context_parallel(torch.nn.Linear(2, 2), mesh),
-    }
-    for model in (t5, dropping):
-        context_parallel(model, mesh)
-    for name, call in calls.items():
-        try:
-            call()
-        except ValueError as error:
-            yield name, str(error)
-        else:
-            yield name, "nothing"
-
-
-def run(folder: str) -> None:
-    """One rank's findings, as `rank.json` in the folder."""
-    dist.init_process_group("gloo")
-    mesh = dist.group.WORLD
-    found = {"compared": dict(compare(mesh)), "refused": dict(refused(mesh))}
-    pathlib.Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    run(sys.argv[1])
