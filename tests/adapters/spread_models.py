@@ -19,6 +19,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": N,
     },
+    "Mpt": {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": N},
+    "Bloom": {"hidden_size": 16, "n_layer": 2, "n_head": 4},
     "GPT2": {
         "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": N, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
         "resid_pdrop": 0.0,
@@ -51,6 +53,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "mt5 encoder": lambda: make("MT5", "EncoderModel"),
     "umt5": lambda: make("UMT5", "Model"),
     "t5 encoder, replaced": lambda: make("T5", "EncoderModel", "alibi"),
+    "mpt": lambda: make("Mpt", "ForCausalLM"),
+    "bloom, unpadded": lambda: make("Bloom", "Model"),
     "llama, replaced": lambda: make("Llama", "ForCausalLM", "t5"),
     "llama, from states": lambda: make("Llama", "Model", "fox"),
     "llama, on tokens": lambda: make("Llama", "Model", "learned"),
@@ -74,7 +78,11 @@ def compare(mesh: Any) -> Iterator[tuple[str, float]]:
     for at, (name, build) in enumerate(CASES.items()):
         layout = "zigzag" if at % 2 else "contiguous"
         model = build()
-        inputs = {"input_ids": ids} if "states" in name else {"input_ids": ids, "attention_mask": valid}
+        inputs = (
+            {"input_ids": ids}
+            if "states" in name or "unpadded" in name
+            else {"input_ids": ids, "attention_mask": valid}
+        )
         if model.config.is_encoder_decoder and hasattr(model, "decoder"):
             inputs |= {"decoder_input_ids": own}
         whole = outputs(model, inputs)

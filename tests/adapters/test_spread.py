@@ -76,6 +76,19 @@ def test_models_that_cannot_be_spread(mesh: Any, build: Callable[[], Any], said:
         context_parallel(build(), mesh)(PART)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mask", "said"),
+    [
+        (torch.float64, torch.tensor([[1, 1, 1, 0]]), "expected no padding in BLOOM"),
+        (torch.bfloat16, None, "expected BLOOM in float32 or float64"),
+    ],
+)
+def test_a_bias_that_counts_tokens(mesh: Any, dtype: torch.dtype, mask: Any, said: str) -> None:
+    model = context_parallel(make("Bloom", "Model").to(dtype), mesh)
+    with pytest.raises(ValueError, match=said):
+        model(PART, attention_mask=mask)
+
+
 def test_positions_are_not_the_callers(mesh: Any) -> None:
     model = context_parallel(make("GPT2", "Model", "alibi"), mesh)
     with pytest.raises(ValueError, match="expected no position_ids where ranks share a sequence"):

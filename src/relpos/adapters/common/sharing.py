@@ -28,15 +28,19 @@ SPREAD: dict[str, tuple[str, tuple[str, ...]]] = {
     "t5": ("T5", _LIKE_T5),
     "mt5": ("MT5", _LIKE_T5),
     "umt5": ("UMT5", _LIKE_T5),
+    "mpt": ("Mpt", ("Model", "ForCausalLM", "ForTokenClassification")),
+    "bloom": ("Bloom", ("Model", "ForCausalLM", "ForTokenClassification")),
     "llama": ("Llama", ("Model", "ForCausalLM", "ForTokenClassification")),
     "gpt2": ("GPT2", ("Model", "LMHeadModel", "ForTokenClassification")),
     "bert": ("Bert", ("Model", "ForMaskedLM", "ForTokenClassification")),
 }
 """By architecture of transformers, the start of its classes' names and the ends of those whose outputs are by token.
-The first three are retrofitted, or replaced in an encoder; the others are replaced."""
+The first five are retrofitted, or replaced in an encoder of T5; the others are replaced."""
 
-_ATTENTION = ("T5Attention", "MT5Attention", "UMT5Attention", "LlamaAttention", "GPT2Attention", "BertSelfAttention",
-              "BertCrossAttention")  # fmt: skip
+_ATTENTION = (
+    "T5Attention", "MT5Attention", "UMT5Attention", "MptAttention", "BloomAttention", "LlamaAttention",
+    "GPT2Attention", "BertSelfAttention", "BertCrossAttention",
+)  # fmt: skip
 _LOCAL = {
     "labels": "Compute the loss from the logits and relpos.parallel.shard(labels, mesh): a shift would end at shares.",
     "position_ids": "Leave it out: each rank's tokens are numbered within the whole sequence.",
@@ -117,15 +121,20 @@ def require_no_dropout(dropout: float) -> None:
         fail("no dropout of attention weights over several ranks", f"{dropout:g}", remedy)
 
 
+def require_by_token(mask: Tensor | None) -> None:
+    """Raise unless a mask is of tokens, or there is none."""
+    if mask is not None and mask.dim() != 2:
+        came = f"one of {mask.dim()} dimensions"
+        fail("a mask of this rank's tokens, [batch, tokens], or none", came, "Pass attention_mask=shard(mask, mesh).")
+
+
 def whole_valid(shared: SharedSequence, k: Tensor, valid: Tensor | None) -> Tensor | None:
     """Which of all keys are real, `[B, M]`, or None if all are: a rank without padding has no mask.
 
     Raises:
         ValueError: a mask of pairs.
     """
-    if valid is not None and valid.dim() != 2:
-        came = f"one of {valid.dim()} dimensions"
-        fail("a mask of this rank's tokens, [batch, tokens], or none", came, "Pass attention_mask=shard(mask, mesh).")
+    require_by_token(valid)
     own = k.new_ones(k.shape[0], k.shape[2]) if valid is None else valid.to(k.dtype)
     found = shared.whole(own.detach()) > 0
     return None if bool(found.all()) else found
@@ -174,6 +183,51 @@ def attend_by_offset(
     return shared.attend(
         heads, position=None, terms=Terms(term), coordinates=None, mask=mask, scale=scale, states=q.transpose(1, 2)
     )
+
+
+def attend_by_slopes(
+    shared: SharedSequence,
+    heads: tuple[Tensor, Tensor, Tensor],
+    slopes: Tensor,
+    valid: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Causal attention of this rank's queries with ALiBi's slopes `[H]`, `[B, H, n, D]`; others as above."""
+    tokens = heads[0].shape[2] * shared.size
+    line = lines(Sequence(tokens), Sequence(tokens), device=slopes.device)
+    bias = -slopes[:, None] * line.offsets().axes[:, 0]
+    return attend_by_offset(shared, heads, bias[None, :, None], valid, causal=True, scale=scale)
+
+
+def mask_by_key(mask: Tensor | None, tokens: Tensor, causal: bool) -> Tensor:
+    """A mask of this rank's tokens in the form that the layers of BLOOM and MPT take, `[B, 1, 1, n]` or `[1, 1, n, 1]`.
+
+    Raises:
+        ValueError: what they do not compute by relpos.
+    """
+    count = tokens.shape[1]
+    if count < 2:
+        fail("at least 2 tokens on each rank", "1", "Use fewer ranks for so short a sequence.")
+    if not causal:
+        fail("a causal model", "is_causal=False", "Its bias has no direction over several ranks.")
+    require_by_token(mask)
+    if mask is None:
+        return torch.zeros(1, 1, count, 1, dtype=torch.bool, device=tokens.device)
+    return ~mask.bool()[:, None, None].to(tokens.device)
+
+
+def require_exact(shared: SharedSequence, hidden: Tensor, dtype: torch.dtype) -> None:
+    """Raise where BLOOM's published bias, which counts real tokens and is rounded to the dtype, is not by offset.
+
+    Args:
+        hidden: from `mask_by_key`.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        remedy = "The published bias rounds the number of each token: use model.float()."
+        fail("BLOOM in float32 or float64 where ranks share a sequence", str(dtype), remedy)
+    own = hidden.any().to(dtype).expand(1, 2)  # a zigzag has two parts
+    if bool(shared.whole(own).any()):
+        fail("no padding in BLOOM where ranks share a sequence", "padded tokens", "Pack texts without padding.")
 
 
 _REPORT = "Call the model as a whole, without a cache."
