@@ -121,20 +121,21 @@ def require_no_dropout(dropout: float) -> None:
         fail("no dropout of attention weights over several ranks", f"{dropout:g}", remedy)
 
 
-def require_by_token(mask: Tensor | None) -> None:
+def require_by_token(mask: Tensor | Mask | None) -> None:
     """Raise unless a mask is of tokens, or there is none."""
-    if mask is not None and mask.dim() != 2:
-        came = f"one of {mask.dim()} dimensions"
+    if isinstance(mask, Mask) or (mask is not None and mask.dim() != 2):
+        came = repr(mask) if isinstance(mask, Mask) else f"one of {mask.dim()} dimensions"
         fail("a mask of this rank's tokens, [batch, tokens], or none", came, "Pass attention_mask=shard(mask, mesh).")
 
 
-def whole_valid(shared: SharedSequence, k: Tensor, valid: Tensor | None) -> Tensor | None:
+def whole_valid(shared: SharedSequence, k: Tensor, valid: Tensor | Mask | None) -> Tensor | None:
     """Which of all keys are real, `[B, M]`, or None if all are: a rank without padding has no mask.
 
     Raises:
         ValueError: a mask of pairs.
     """
     require_by_token(valid)
+    assert not isinstance(valid, Mask)
     own = k.new_ones(k.shape[0], k.shape[2]) if valid is None else valid.to(k.dtype)
     found = shared.whole(own.detach()) > 0
     return None if bool(found.all()) else found

@@ -307,18 +307,17 @@ class Repositioned(Retrofitted):
         if self.training and torch.is_grad_enabled():
             self.layer_position.warn_if_frozen(q)
         settle(self.layer_position.child, q.device)
+        scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         if self.shared_sequence is not None:
-            scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
             return self._attend_shared(self.shared_sequence, (q, k, v), mask, causal, scale, states)
         terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal, states=states)
-        scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
 
     def _attend_shared(
         self,
         shared: SharedSequence,
         heads: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor | None,
+        mask: Tensor | Mask | None,
         causal: bool,
         scale: float | None,
         states: LayerStates | None,
