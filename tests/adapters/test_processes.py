@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from replaced_models import FAMILIES
+from spread_models import CASES
 from torch import Tensor
 from two_processes import apart, gradients, loss, translation
 
@@ -26,6 +27,7 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path, loaded: Loa
     done = loaded.run(script, tmp_path, processes=2, needs=["models"])
     assert done.returncode == 0, done.stderr[-3000:]
     limits = dict.fromkeys(FAMILIES, 1e-9) | {f"retrofitted T5, {how}": FLOAT32 for how in ("_ddp", "_fsdp")}
+    limits |= {f"{name}, spread": 1e-12 for name in CASES}
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found.keys() == limits.keys()

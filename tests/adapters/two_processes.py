@@ -1,6 +1,7 @@
 """What each of two processes does for `test_processes.py`: one rank, with half of a batch.
 
 Families whose position was replaced take a step under DDP, and a retrofitted T5 one under DDP and one under FSDP2.
+Models whose tokens are spread over both have half of each sequence instead.
 `RANK.json` in the folder says how far their gradients are from those of one process with the whole batch, of the
 largest there is, and how many of position there are.
 """
@@ -104,6 +105,7 @@ def run(rank: int, folder: str) -> None:
     """The steps of one process."""
     imported("timm")
     imported("transformers")
+    import spread_models
     from replaced_models import FAMILIES
 
     torch.set_num_threads(1)
@@ -112,6 +114,7 @@ def run(rank: int, folder: str) -> None:
     rows = slice(2 * rank, 2 * rank + 2)
     found = {name: _replaced(family, rows) for name, family in FAMILIES.items()}
     found |= {f"retrofitted T5, {wrap.__name__}": _retrofitted(wrap, rows) for wrap in (_ddp, _fsdp)}
+    found |= {f"{name}, spread": (apart, 1) for name, apart in spread_models.compare(dist.group.WORLD)}
     pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(found))
     gc.collect()  # the last to hold the group would wait for a thread that waits for Python's lock
     dist.barrier()  # gloo aborts a process whose peer has gone

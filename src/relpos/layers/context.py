@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from relpos.core import Coordinates, MaskLike, Term, Terms
 from relpos.position import Mechanism
 
 
+@runtime_checkable
 class SharedSequence(Protocol):
     """A sequence that ranks share."""
 
-    def share(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B n E"]:
+    @property
+    def size(self) -> int:
+        """The number of ranks: all tokens are so many times this rank's."""
+        ...
+
+    def share(self, x: Shaped[Tensor, "B N ..."]) -> Shaped[Tensor, "B n ..."]:
         """This rank's tokens of all."""
         ...
 
-    def whole(self, x: Float[Tensor, "B n E"]) -> Float[Tensor, "B N E"]:
-        """All tokens, from each rank's."""
+    def whole(self, x: Shaped[Tensor, "B n ..."], dim: int = 1) -> Shaped[Tensor, "B N ..."]:
+        """All tokens, from each rank's, along an axis."""
         ...
 
     def attend(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -32,11 +32,15 @@ class _Context:
     method: ShardMethod
     layout: ShardLayout
 
-    def share(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B n E"]:
+    @property
+    def size(self) -> int:
+        return Ranks.of(self.mesh).size
+
+    def share(self, x: Shaped[Tensor, "B N ..."]) -> Shaped[Tensor, "B n ..."]:
         return shard(x, self.mesh, layout=self.layout)
 
-    def whole(self, x: Float[Tensor, "B n E"]) -> Float[Tensor, "B N E"]:
-        return unshard(x, self.mesh, layout=self.layout)
+    def whole(self, x: Shaped[Tensor, "B n ..."], dim: int = 1) -> Shaped[Tensor, "B N ..."]:
+        return unshard(x, self.mesh, dim=dim, layout=self.layout)
 
     def attend(
         self,
@@ -50,7 +54,7 @@ class _Context:
         states: Tensor,
     ) -> Tensor:
         if position is not None and coordinates is None:
-            coordinates = Sequence(heads[0].shape[2] * Ranks.of(self.mesh).size)
+            coordinates = Sequence(heads[0].shape[2] * self.size)
         return context_attention(
             *heads,
             position=position,
@@ -77,11 +81,14 @@ def context_parallel(
     A `LanguageModel` takes all tokens, the same on every rank, and returns the logits of this rank's: `shard` cuts the
     labels alike, and a rank's loss is the mean over its own. A `VisionTransformer` returns the scores of whole images
     on every rank. A `TransformerBlock`, a `MultiHeadAttention` and any module of these take this rank's tokens, with
-    coordinates and mask of all. In each case a weight's gradient is the mean over ranks: wrap the model in
-    DistributedDataParallel or FSDP over the mesh (or over it and the mesh of the data), or call `average_gradients`.
+    coordinates and mask of all. A retrofitted T5 of transformers, and others whose outputs are by token
+    (docs/parallel.md), take this rank's tokens and their mask. In each case a weight's gradient is the mean over ranks:
+    wrap the model in DistributedDataParallel or FSDP over the mesh (or over it and the mesh of the data), or call
+    `average_gradients`.
 
     Args:
-        model: a `LanguageModel`, a `VisionTransformer`, or any module with `MultiHeadAttention` in it.
+        model: a `LanguageModel`, a `VisionTransformer`, any module with `MultiHeadAttention` in it, or a model after
+            `relpos.retrofit` or `relpos.replace_position`.
         mesh: the ranks that share a sequence; None to have each process compute whole sequences again.
         method: as in `context_attention`.
         layout: as in `context_attention`; "zigzag" for causal models.
@@ -90,18 +97,21 @@ def context_parallel(
         The model.
 
     Raises:
-        ValueError: no `MultiHeadAttention` in the model, such as in models of other libraries, or an invalid argument.
+        ValueError: no attention of relpos in the model, a model of another library that cannot be spread, or an
+            invalid argument.
     """
     require_choice(method, "method", get_args(ShardMethod))
     require_layout(layout)
-    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    if not layers:
-        remedy = "Call relpos.parallel.context_attention in its attention, with coordinates of all tokens."
-        fail("a model of relpos's MultiHeadAttention", type(model).__name__, remedy)
+    takers: list[Any] = [module for module in model.modules() if hasattr(type(module), "shared_sequence")]
+    adapted = next((module for module in takers if hasattr(module, "prepare_sharing")), None)
+    if adapted is None and not any(isinstance(module, MultiHeadAttention) for module in takers):
+        remedy = "Call relpos.retrofit(model) first, or relpos.parallel.context_attention in its attention."
+        fail("a model of relpos's MultiHeadAttention, or a retrofitted one", type(model).__name__, remedy)
     if mesh is not None:
         Ranks.of(mesh)
     context = None if mesh is None else _Context(mesh, method, layout)
-    for module in model.modules():
-        if hasattr(type(module), "shared_sequence"):  # attention layers, and models that cut their tokens
-            module.shared_sequence = context  # type: ignore[assignment]
+    if adapted is not None:
+        adapted.prepare_sharing(model, context)
+    for module in takers:  # attention layers, and models that cut their tokens
+        module.shared_sequence = context
     return model

@@ -96,6 +96,7 @@ class Ranks:
         except RuntimeError as error:  # gloo's own, and torch.distributed's
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             said = said.rpartition("] ")[2] if said.startswith("[") else said
+            said = said.partition(". ")[0]
             raise ConnectionError(
                 f"expected an answer from each of {self.size} ranks; rank {self.rank} got: {said}. "
                 "Another rank has ended: its own message says why."

@@ -26,12 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from relpos.adapters.common.recording import recorded
+from relpos.adapters.common.sharing import attend_by_offset, require_no_dropout, require_plain
 from relpos.core import DenseBias, IndexedBias, LineBias, Mask, Sequence, Terms, lines
 from relpos.core.checks import fail
 from relpos.core.densify import expand_regular
 from relpos.core.pair_table import read_pairs
 from relpos.core.tree import unchecked
 from relpos.engines import attention
+from relpos.layers.context import SharedSequence
 
 SERVED = ("sdpa", "eager")
 PREFIX = "relpos_"
@@ -113,6 +115,13 @@ def is_switched(config: Any) -> bool:
     return str(getattr(config, "_attn_implementation_internal", None)).startswith(PREFIX)
 
 
+def require_switched(config: Any) -> None:
+    """Raise unless a configuration selects our functions: others would attend without position, or to a share."""
+    if not is_switched(config):
+        remedy = "Call set_attn_implementation on the model that relpos has changed."
+        fail("a configuration that selects relpos's attention", implementation(config), remedy)
+
+
 def is_shared(config: Any) -> bool:
     """Whether a configuration belongs to a retrofitted model."""
     return config is not None and _SWITCHED.get(id(config)) is config
@@ -191,6 +200,10 @@ def _attention(
     """The attention function of a switched configuration. With `by_token`, a mask `[B, 1, 1, M]` is one of ours.
     `relpos_states` come from a layer whose replaced position is made from them."""
     attend_repositioned = getattr(module, "attend_repositioned", None)  # set if the position was replaced
+    shared: SharedSequence | None = getattr(module, "shared_sequence", None)
+    if shared is not None:
+        require_plain(recorded(), weights_are_recorded())
+        require_no_dropout(dropout)
     if attend_repositioned is None and recorded():
         more |= {} if is_causal is None else {"is_causal": is_causal}
         more |= {} if position_bias is None else {"position_bias": position_bias}
@@ -206,6 +219,11 @@ def _attention(
         refuse_weights(weights_are_recorded())  # there is no published version of a replaced position
         given = {"causal": causal, "scale": scaling, "dropout": dropout, "states": relpos_states}
         out = attend_repositioned(query, key, value, attention_mask, **given)
+        return out.transpose(1, 2), None
+    if shared is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        heads = (query, key, value)
+        out = attend_by_offset(shared, heads, position_bias, attention_mask, causal=causal, scale=scale)
         return out.transpose(1, 2), None
     term: LineBias | IndexedBias | None = None
     if position_bias is not None and relpos_pairs:

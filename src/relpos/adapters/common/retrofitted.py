@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from relpos.adapters.common import interface
+from relpos.adapters.common import interface, sharing
 from relpos.adapters.common.recording import recorded, unless_recorded
 from relpos.core import cached
 from relpos.core.cache import TOKEN_BYTES, state_of
 from relpos.engines import attention
+from relpos.layers.context import SharedSequence
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Route:
         paused: one entry per running `paused` block; a list, because threads could lose updates of a counter.
         mechanism: the result of the mixin's `make_mechanism` for the module; its `terms_from` takes the module's own
             weights.
+        shared: the sequence of which the module's tokens are a share; None for whole sequences.
     """
 
     border: int | None = None
@@ -62,6 +64,7 @@ class Route:
     switched: bool = False
     paused: list[None] = field(default_factory=list)
     mechanism: Any = None
+    shared: SharedSequence | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return state_of(self)
@@ -96,9 +99,30 @@ class Retrofitted(nn.Module):
         """What `make_mechanism` returned."""
         return self.__dict__[_ROUTE].mechanism
 
+    @property
+    def shared_sequence(self) -> SharedSequence | None:
+        """The sequence of which the tokens are a share; `relpos.parallel.context_parallel` sets it."""
+        found: SharedSequence | None = self.__dict__[_ROUTE].shared
+        return found
+
+    @shared_sequence.setter
+    def shared_sequence(self, context: SharedSequence | None) -> None:
+        self.__dict__[_ROUTE].shared = context
+
+    @staticmethod
+    def prepare_sharing(model: nn.Module, context: SharedSequence | None) -> None:
+        """Raise unless the tokens of the model can be spread over ranks; let it refuse what a share lacks."""
+        if context is not None:
+            sharing.require_spreadable(model)
+        sharing.guard(model, context)
+
     def takes(self, queries: int, keys: int) -> bool:
-        """Whether relpos computes a call of this many tokens. One query always runs as published."""
+        """Whether relpos computes a call of this many tokens. One query always runs as published, unless ranks share
+        the sequence."""
         route: Route = self.__dict__[_ROUTE]
+        if route.shared is not None:
+            sharing.require_plain(recorded(), interface.weights_are_recorded() or bool(route.paused))
+            return True
         if runs_as_published() or queries < 2 or keys < 2 or route.paused:
             return False
         if route.forced:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.adapters.common.interface import implementation, is_switched, refuse_static
+from relpos.adapters.common.interface import refuse_static, require_switched
 from relpos.adapters.replacements.repositioned import Repositioned
 from relpos.adapters.replacements.states import LayerStates
-from relpos.core.checks import fail
 
 
 class RepositionedInterfaceAttention(Repositioned):
@@ -27,9 +26,7 @@ class RepositionedInterfaceAttention(Repositioned):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
-        if not is_switched(self.config):  # the published function would attend without any position
-            remedy = "Call set_attn_implementation on the model whose position was replaced."
-            fail("a configuration that selects relpos's attention", implementation(self.config), remedy)
+        require_switched(self.config)
         cache = kwargs.get("past_key_values")
         refuse_static(cache)
         if self.layer_position.needs_states:
@@ -45,6 +42,8 @@ class RepositionedEmbedding(Repositioned):
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors `[1 or B, N, E]` of position ids `[1 or B, N]`."""
         module: Any = self
+        own = self.global_ids(ids.shape[1], ids.device)
+        ids = ids if own is None else own.expand(ids.shape)
         return self.layer_position.embed(module.weight.new_zeros(*ids.shape, module.embedding_dim), ids)
 
 
@@ -58,6 +57,8 @@ class RepositionedTokenModel(Repositioned):
         if (input_ids is None) == (inputs_embeds is None):
             return inputs_embeds  # fails, as published
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        own = self.global_ids(x.shape[1], x.device)
+        ids = ids if own is None else own
         if ids is None:
             before = 0 if cache is None else cache.get_seq_length()
             ids = torch.arange(before, before + x.shape[1], device=x.device)[None]

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
+from relpos.adapters.common.sharing import whole_mask, whole_valid
 from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
 from relpos.adapters.replacements.states import LayerStates
 from relpos.core import Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail, without_autocast
 from relpos.core.private import constant_while_tracing
+from relpos.layers.context import SharedSequence
 from relpos.models.positions import LayerPositions, PositionChoice, in_use
 from relpos.position import Site, Sum
 from relpos.position.base.device import settle
@@ -305,9 +307,41 @@ class Repositioned(Retrofitted):
         if self.training and torch.is_grad_enabled():
             self.layer_position.warn_if_frozen(q)
         settle(self.layer_position.child, q.device)
-        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal, states=states)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
+        if self.shared_sequence is not None:
+            return self._attend_shared(self.shared_sequence, (q, k, v), mask, causal, scale, states)
+        terms, allowed = self.terms_and_mask(q.shape[2], k.shape[2], mask, causal=causal, states=states)
         return self.attend(q, k, v, position=terms, mask=allowed, scale=scale, dropout=dropout)
+
+    def _attend_shared(
+        self,
+        shared: SharedSequence,
+        heads: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | Mask | None,
+        causal: bool,
+        scale: float | None,
+        states: LayerStates | None,
+    ) -> Tensor:
+        """Attention where the tokens are a share of a sequence: position and mask are of all."""
+        q, k, _ = heads
+        valid = whole_valid(shared, k, mask)
+        if valid is not None and states is not None:
+            fail("no padding beside a position made from hidden states", "padded tokens", "Pack texts without padding.")
+        tokens = q.shape[2] * shared.size
+        return shared.attend(
+            heads,
+            position=self.layer_position.mechanism,
+            terms=None,
+            coordinates=Sequence(tokens),
+            mask=whole_mask(valid, tokens, causal),
+            scale=scale,
+            states=q.transpose(1, 2) if states is None else states.own,
+        )
+
+    def global_ids(self, tokens: int, device: torch.device) -> Tensor | None:
+        """The positions of this rank's tokens, `[1, n]`; None where no ranks share the sequence."""
+        shared = self.shared_sequence
+        return None if shared is None else shared.share(torch.arange(tokens * shared.size, device=device)[None])
 
     def terms_and_mask(
         self, queries: int, keys: int, mask: Tensor | Mask | None, *, causal: bool, states: LayerStates | None = None

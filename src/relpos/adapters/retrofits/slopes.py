@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from relpos.adapters.common import interface
+from relpos.adapters.common import interface, sharing
 from relpos.adapters.common.interface import mask_of, published_mask
 from relpos.adapters.common.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.common.random_inputs import RandomInputs
@@ -57,7 +57,10 @@ class AlibiModel(Retrofitted):
         """The published forward."""
         tokens = inputs_embeds if input_ids is None else input_ids
         asked = self.config.output_attentions if output_attentions is None else output_attentions
-        if tokens is not None:
+        if tokens is not None and self.shared_sequence is not None:
+            sharing.require_plain(not self.takes(*tokens.shape[:2]), bool(asked))
+            attention_mask = sharing.mask_by_key(attention_mask, tokens, getattr(self.config, "is_causal", True))
+        elif tokens is not None:
             attention_mask = self.handed_on(attention_mask, tokens, past_key_values, asked)
         return super().forward(
             input_ids, past_key_values, attention_mask, inputs_embeds, use_cache, output_attentions, **more
@@ -97,6 +100,10 @@ class BloomModel(AlibiModel):
 
     def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
         """One number per key, or only the slopes, `[H, 1, 1]`, if nothing is padded or rounded."""
+        if self.shared_sequence is not None:
+            sharing.require_exact(self.shared_sequence, attention_mask, dtype)
+            both = torch.ones(1, 2, dtype=torch.long, device=attention_mask.device)
+            return self._published(both, num_heads, dtype)[..., 1:]
         if attention_mask.dim() != 4:
             return self._published(attention_mask, num_heads, dtype)
         if attention_mask.shape[3] != 1:
@@ -116,6 +123,16 @@ class AlibiAttention(Retrofitted):
 
     border = AlibiModel.border
     training_border = AlibiModel.training_border
+
+    def attended_by_share(
+        self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float, hidden: Tensor | None
+    ) -> Tensor:
+        """As `attended`, where the tokens are a share of a sequence; hidden `[B, n]`, True at padded keys."""
+        assert self.shared_sequence is not None
+        sharing.require_no_dropout(dropout)
+        valid = None if hidden is None else ~hidden
+        out = sharing.attend_by_slopes(self.shared_sequence, (q, k, v), at_least_float32(slopes), valid, scale)
+        return out.transpose(1, 2).flatten(2)
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float, dropout: float) -> Tensor:
         """The input of the output projection, `[B, N, E]`, with a bias of slopes `[H]`."""
@@ -174,13 +191,15 @@ class BloomAttention(AlibiAttention):
         **more: Any,
     ) -> Any:
         """The published forward, or relpos if the model passed on a mask for it."""
-        if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
+        if self.shared_sequence is None and not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, residual, alibi, attention_mask, layer_past, **more)
         q, k, v = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
         scale, dropout = float(self.inv_norm_factor), _probability(self, self.attention_dropout.p)
-        if alibi.shape[-1] == 1:
+        if self.shared_sequence is not None:
+            out = self.attended_by_share(q, k, v, alibi[:, 0, 0], scale, dropout, _hidden(attention_mask))
+        elif alibi.shape[-1] == 1:
             out = self.attended(q, k, v, alibi[:, 0, 0], scale, dropout)
         else:
             bias = alibi.view(-1, q.shape[1], 1, k.shape[2])
@@ -201,7 +220,7 @@ class MptAttention(AlibiAttention):
         **more: Any,
     ) -> Any:
         """The published forward, or relpos if the model passed on a mask for it."""
-        if not _is_for_relpos(attention_mask, hidden_states.shape[1]):
+        if self.shared_sequence is None and not _is_for_relpos(attention_mask, hidden_states.shape[1]):
             return super().forward(hidden_states, position_bias, past_key_values, attention_mask, **more)
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
@@ -211,7 +230,9 @@ class MptAttention(AlibiAttention):
             k, v = past_key_values.update(k, v, self.layer_idx)
         scale, dropout = float(self.softmax_scale), _probability(self, self.attn_dropout_p)
         hidden = _hidden(attention_mask)
-        if hidden is None:
+        if self.shared_sequence is not None:
+            out = self.attended_by_share(q, k, v, -position_bias[:, 0, -2], scale, dropout, hidden)
+        elif hidden is None:
             out = self.attended(q, k, v, -position_bias[:, 0, -2], scale, dropout)  # -2: the key at distance -1
         else:
             bias = position_bias[None, :, :, -k.shape[2] :]

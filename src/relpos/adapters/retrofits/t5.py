@@ -20,6 +20,7 @@ from relpos.adapters.common.interface import (
     is_switched,
     mask_of,
     published_mask,
+    require_switched,
 )
 from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.common.random_inputs import RandomInputs
@@ -57,6 +58,8 @@ class T5Attention(Retrofitted):
 
     def compute_bias(self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         """The bias: one number per offset if relpos attends."""
+        if self.shared_sequence is not None:
+            query_length, key_length = (count * self.shared_sequence.size for count in (query_length, key_length))
         at_end = isinstance(past_seen_tokens, int) and past_seen_tokens + query_length == key_length
         served = at_end and is_switched(self.config)  # `set_attn_implementation` may have undone it
         if not (served and self.takes(query_length, key_length)):
@@ -68,6 +71,8 @@ class T5Attention(Retrofitted):
         """The published forward, without its N x M zeros if there is no position."""
         names = ("mask", "key_value_states", "position_bias", "past_key_values")
         kwargs = dict(zip(names, args, strict=False)) | kwargs
+        if self.shared_sequence is not None:
+            require_switched(self.config)
         if kwargs.get("position_bias") is None and not self.has_relative_attention_bias:
             kwargs["position_bias"] = hidden_states.new_zeros(1, self.n_heads, 1, 1)
         if kwargs.get("output_attentions"):
@@ -99,6 +104,8 @@ class UMT5Attention(T5Attention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The published forward; without a position, it calls `compute_bias` instead of making N x M zeros."""
         module: Any = self
+        if self.shared_sequence is not None:
+            require_switched(self.config)
         has_table = "relative_attention_bias" in self._modules
         module.has_relative_attention_bias = True
         try:
