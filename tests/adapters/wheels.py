@@ -151,7 +151,7 @@ def importable() -> Iterator[None]:
         for path in paths:
             sys.path.remove(path)
         for name, module in list(sys.modules.items()):
-            if isinstance(module, _Empty):
+            if isinstance(module, _Empty) or type(module).__name__ == "LazyModule":  # whose attributes raise
                 del sys.modules[name]
 
 

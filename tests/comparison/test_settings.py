@@ -141,7 +141,18 @@ def test_settings_are_plain_values_and_whole() -> None:
     written = settings.to_json()
     assert json.loads(json.dumps(written)) == written
     begun = {**asdict(settings), "positions": ["none", "learned"]}
-    for name in ("what", "choices", "model", "step", "evaluate", "changes", "better", "given", "sources"):
+    for name in (
+        "what",
+        "choices",
+        "model",
+        "step",
+        "evaluate",
+        "changes",
+        "better",
+        "given",
+        "sources",
+        "devices_per_trial",
+    ):
         del begun[name]
     assert written == begun, "a folder that was begun is resumed: its comparison.json says this and no more"
     other = make(positions=None, what="norm", choices=("rmsnorm",)).to_json()

@@ -44,6 +44,7 @@ TERMS = (
     "DenseBias of keys",
     "IndexedBias",
     "RowRule",
+    "PairRotations",
     "QueryScale",
     "QueryScale on scores",
     "Scale",

@@ -377,13 +377,11 @@ CASES: dict[str, Case] = {
         [(B, 1, N), (H, SEQUENCE.length)],
         lambda f, x: LineBias(x, SEQUENCE) + QueryScale(f, "scores"),
         all_tempered,
-        lacks={"triton": "QueryScale on scores beside a bias"},
     ),
     "Sinks of queries": Case(
         [(B, 1, N)],
         Sinks,
         lambda q, k, v, x: oracle.attention(q, k, v, sinks=x.expand(-1, H, -1)),
-        lacks={"triton": "Sinks of each query"},
     ),
     "Softcap": Case(
         [], lambda: Softcap(0.8), lambda q, k, v: oracle.attention(q, k, v, softcap=0.8), lacks={"sdpa": "Softcap"}

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+sys.path.insert(0, sys.argv[3])
 from test_streamed import fitted, stream
 
 def watch(progress):
@@ -57,7 +58,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     for number in range(3):
         write_tar(tmp_path / f"{number}.tar", files_of(samples[14 * number : 14 * number + 14]))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-    run = loaded.run("-c", KILLED, tmp_path, tmp_path / "out", needs=["train"], separate=False)
+    run = loaded.run("-c", KILLED, tmp_path, tmp_path / "out", Path(__file__).parent, needs=["train"], separate=False)
     assert run.returncode == -signal.SIGKILL, run.stdout
     expected = fitted(stream(tmp_path), None)
     assert same(fitted(stream(tmp_path), tmp_path / "out", resume="auto"), expected)

@@ -79,6 +79,9 @@ class PairRotations(Single):
                         )
 
     def narrow(self, queries: slice, keys: slice) -> PairRotations:
+        first = self.rotations[0]
+        counts = first.query.shape[2], (first.query if first.key is None else first.key).shape[2]
+        queries, keys = (slice(*part.indices(count)) for part, count in zip((queries, keys), counts, strict=True))
         return changed(
             self,
             rotations=tuple(rotation.narrow(queries, keys) for rotation in self.rotations),
