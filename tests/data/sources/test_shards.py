@@ -128,12 +128,32 @@ def long_header(content: bytes) -> bytes:
     return content[: content.rindex(b"011.png")] + member.tobuf() + b"x" * 2**20
 
 
+def claims(size: int, name: str) -> Any:
+    """Ends with a header of so many bytes, of which none are there."""
+
+    def change(content: bytes) -> bytes:
+        member = tarfile.TarInfo(name)
+        member.size = size
+        return content[: content.rindex(b"011.png")] + member.tobuf()
+
+    return change
+
+
+def chained_headers(content: bytes) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 1
+    return content[: content.rindex(b"011.png")] + (member.tobuf() + bytes(512)) * 1200
+
+
 @pytest.mark.parametrize(
     ("change", "samples", "reason"),
     [
         (cut, 10, "it is cut short"),
         (at_a_border, 10, "it is cut short"),
         (damaged, 10, "it is damaged"),
+        (claims(2**60, "x.bin"), 11, "it is cut short"),
+        (claims(9_000, "x.png"), 10, "it is cut short"),
+        (chained_headers, 10, "it is damaged: too many headers of one file"),
         (long_header, 10, "a header of it has 1,048,576 bytes, more than 65,536"),
     ],
 )
@@ -143,6 +163,16 @@ def test_tars_that_break_off(change: Any, samples: int, reason: str, tmp_path: P
     labels, bad = read(path)
     assert (len(labels), bad) == (samples, {"a.tar": reason})
     assert read(path)[0] == labels
+
+
+def test_sparse_files_are_left_out(tmp_path: Path) -> None:
+    """Of a few bytes, they claim any number of zeros."""
+    sparse = tarfile.TarInfo("000.png")
+    sparse.pax_headers = {"GNU.sparse.size": "9000", "GNU.sparse.map": "9000,0", "GNU.sparse.name": "000.png"}
+    path = write_tar(tmp_path / "a.tar", GOOD[1:])
+    path.write_bytes(sparse.tobuf(tarfile.PAX_FORMAT) + path.read_bytes())
+    labels, bad = read(path)
+    assert (len(labels), bad) == (11, {"a.tar/000": "png: it is a sparse file"})
 
 
 def test_compressed_tars_and_those_that_unfold_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

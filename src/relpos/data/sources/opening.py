@@ -30,8 +30,15 @@ _NO_LIMIT = 2**63
 
 
 def is_remote(shard: str) -> bool:
-    """Whether a shard is named by http or https."""
-    return urlsplit(shard).scheme.lower() in ("http", "https")
+    """Whether a shard is named by http or https.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    try:
+        return urlsplit(shard).scheme.lower() in ("http", "https")
+    except ValueError as error:  # such as brackets that are no IPv6
+        fail("paths or addresses of shards", f"{visible(shard)} ({error})", "Check the address.")
 
 
 def open_shard(shard: str, cache: DiskCache | None = None) -> BinaryFile:
@@ -88,7 +95,7 @@ class _Sent(io.RawIOBase):
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._hang_up(error)
                 self._failed += 1
-                refused = error.code < 500 if isinstance(error, urllib.error.HTTPError) else isinstance(error, ValueError)
+                refused = isinstance(error, ValueError) or (isinstance(error, urllib.error.HTTPError) and error.code < 500)
                 if refused or self._failed >= ATTEMPTS:
                     self._fail(error)
                 time.sleep(PAUSE * 2 ** (self._failed - 1))
@@ -104,12 +111,12 @@ class _Sent(io.RawIOBase):
             headers["If-Range"] = self._version  # a server that has another file by now sends all of it
         answer = _opener().open(urllib.request.Request(self._url, headers=headers), timeout=TIMEOUT)
         self._answer = answer
-        mark = answer.headers.get("ETag", "")
-        version = answer.headers.get("Last-Modified", "") if mark.startswith("W/") or not mark else mark
-        if self._at and version != self._version:
-            raise ValueError("it was replaced while it was read")
-        self._version = version
         if answer.status != http.client.PARTIAL_CONTENT:
+            mark = answer.headers.get("ETag") or "W/"
+            version = answer.headers.get("Last-Modified", "") if mark.startswith("W/") else mark
+            if self._at and version != self._version:
+                raise ValueError("it was replaced while it was read")
+            self._version = version
             self._size = int(answer.headers.get("Content-Length") or -1)
             left = self._at
             while left:  # the server sends all of it again
