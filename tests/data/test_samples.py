@@ -8,11 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from relpos.data import ImageFolder, ImageTask, find_data, find_task, from_hf, from_wds, notes
+from relpos.data.sources.source import SampleSource
+from relpos.data.survey import Survey
 from sampled import Made, as_dataset, as_folder, files_of, made, png, split_by_hash, write_tar
 
 SIZES: dict[str, Any] = {"image_size": 32, "patch": 4}
@@ -169,7 +172,7 @@ class TestStreams:
         path = write_tar(tmp_path / "a.tar", files)
         task = from_wds(str(path), streaming=True, survey=50, **SIZES)
         assert "training goes on to the others" in task.description
-        with pytest.warns(RuntimeWarning, match=r"left out a.tar/051 \(Pillow finds no image in it\)"):
+        with pytest.warns(RuntimeWarning, match=r"training left out 1 sample a.tar/051 \(Pillow finds no image in it\)"):
             found = batches(task, 8)
         resumed = from_wds(str(path), streaming=True, survey=50, **SIZES)
         with pytest.warns(RuntimeWarning):
@@ -183,9 +186,36 @@ class TestStreams:
         with pytest.raises(ValueError, match=line):
             batches(other, 1)
 
+    def test_what_training_leaves_out_is_counted_in_one_line(self, tmp_path: Path) -> None:
+        files = list(files_of(made(60)))
+        del files[2 * 55], files[2 * 51]  # two images beyond the survey,
+        del files[3]  # and a label that the survey misses
+        task = from_wds(str(write_tar(tmp_path / "a.tar", files)), streaming=True, survey=50, **SIZES)
+        with pytest.warns(RuntimeWarning) as said:
+            batches(task, 100)  # two epochs and more
+            batches(task, 3, start=90)
+        (line, again) = [str(one.message) for one in said]
+        assert line == again == "training left out 2 samples, such as a.tar/051 (it lacks png)"
+
+    def test_a_shard_that_goes_ends_a_run(self, tmp_path: Path) -> None:
+        for name in "12":
+            write_tar(tmp_path / f"{name}.tar", files_of(made(30)))
+        task = from_wds(f"{tmp_path}/{{1..2}}.tar", streaming=True, **SIZES)
+        (tmp_path / "2.tar").unlink()
+        with pytest.raises(ValueError, match=r"expected the shards that were there before training; got 2.tar \("):
+            batches(task, 1)
+
     def test_too_few_for_a_batch(self, stream: Any) -> None:
         with pytest.raises(ValueError, match="expected a batch size from 1 to"):
             batches(stream, 1, size=100)
+
+
+def test_equal_numbers_as_classes_have_one_order() -> None:
+    """Whatever the seed of Python's hashes is."""
+    found = Survey(("test", "validation"), False)
+    names = ["0" * zeros + "1" for zeros in range(8)]
+    found.labels["train"] = [*names, "2"]
+    assert found.classes(Mock(spec=SampleSource, classes=None)) == (*reversed(names), "2")
 
 
 @pytest.mark.parametrize(

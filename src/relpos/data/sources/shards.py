@@ -186,7 +186,12 @@ class ShardFiles(SampleSource):
         title = visible(PurePosixPath(name.replace("\\", "/")).name)
         place, seen = 0, set[int]()
         try:
-            with open_shard(name, self._cache) as file:
+            opened = open_shard(name, self._cache)
+        except FileError as error:
+            yield Unreadable(title, str(error), is_shard=True)
+            return
+        try:
+            with opened as file:
                 for key, fields, repeated in _grouped(members(file, _compressed(name), self._wanted)):
                     own = f"{title}/{visible(key)}"
                     yield from (Unreadable(f"{own}.{visible(field)}", "its name repeats") for field in repeated)
