@@ -39,7 +39,7 @@ def images(place: Path) -> ImageFolder:
 
 
 def shards(place: Path, **options: Any) -> Any:
-    return find_data(f"wds:{place}/{{0..1}}.tar", **SIZES, **options)
+    return find_data(f"wds:{place}/{{0..1}}.tar", **(SIZES | options))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -119,6 +119,24 @@ def test_splits_by_the_names_of_shards_and_leakage_between_them(tmp_path: Path) 
         assert all(line in notes(task)[0] for line in task.leakage)
 
 
+def test_leakage_in_a_stream_says_among_how_many(tmp_path: Path) -> None:
+    for name in ("train", "val", "test"):
+        write_tar(tmp_path / f"{name}.tar", files_of(SAMPLES))
+    task = from_wds(f"{tmp_path}/{{train,val,test}}.tar", streaming=True, survey=30, **SIZES)
+    count = sum(task.sizes.values())
+    assert count < 120
+    assert task.leakage
+    assert all(line.endswith(f"byte for byte, among the first {count}.") for line in task.leakage)  # type: ignore[attr-defined]
+
+
+def test_samples_that_are_not_named_are_counted() -> None:
+    task = Mock(spec=ImageTask, ignored=(), left_out=1440, sizes={"train": 60}, options={"source": "x"}, description="x")
+    task.name = "samples"
+    task.skipped = [{"path": str(number), "reason": "broken"} for number in range(1000)]
+    assert notes(task)[1].startswith("Skipped 1440 of 1500 images: 0 (broken), ")
+    assert notes(task)[1].endswith(", and 1435 more")
+
+
 class TestStreams:
     """Order and interruptions. 28 training samples in blocks of 8."""
 
@@ -171,7 +189,7 @@ class TestStreams:
         files[2 * 51] = (files[2 * 51][0], odd)
         path = write_tar(tmp_path / "a.tar", files)
         task = from_wds(str(path), streaming=True, survey=50, **SIZES)
-        assert "training goes on to the others" in task.description
+        assert "training goes on to the others; leakage is counted among these" in task.description
         with pytest.warns(RuntimeWarning, match=r"training left out 1 sample a.tar/051 \(Pillow finds no image in it\)"):
             found = batches(task, 8)
         resumed = from_wds(str(path), streaming=True, survey=50, **SIZES)
@@ -221,6 +239,8 @@ def test_equal_numbers_as_classes_have_one_order() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
+        ({"image_size": [32]}, "expected image_size as one number, or rows and columns; got list [32]."),
+        ({"patch": (4, 4, 4)}, "expected patch as one number, or rows and columns; got tuple (4, 4, 4)."),
         ({"buffer": 5}, "expected buffer with streaming; got buffer=5 alone."),
         ({"text_column": "x"}, "expected text_column with data of hf:"),
         ({"cache_size": "5GB"}, "expected cache_size with cache"),
