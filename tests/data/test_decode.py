@@ -356,9 +356,7 @@ def iptc(content: bytes) -> bytes:
     """A file of IPTC that holds another."""
     fields = {(3, 20): b"\0\0\0\x08", (3, 30): b"\0\0\0\x0c", (3, 60): b"\1\0", (3, 120): b"\0\0\0\5"}
     fields[8, 10] = content
-    return b"".join(
-        struct.pack(">BBBH", 0x1C, *tag, len(value)) + value for tag, value in fields.items()
-    )
+    return b"".join(struct.pack(">BBBH", 0x1C, *tag, len(value)) + value for tag, value in fields.items())
 
 
 @pytest.mark.parametrize("content", [EPS, iptc(EPS)])

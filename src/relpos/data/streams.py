@@ -72,8 +72,11 @@ class StreamedImages(SampledImages):
 
     def _counted(self, found: Survey) -> str:
         counted = super()._counted(found)
-        read = " These are the first of every shard, and training goes on to the others; leakage is counted among these."
-        return f"{counted}{'' if found.complete else read} Training images are read while training, {self.buffer} shuffled together."
+        read = (
+            " These are the first of every shard, and training goes on to the others; leakage is counted among these."
+        )
+        how = f"Training images are read while training, {self.buffer} shuffled together."
+        return f"{counted}{'' if found.complete else read} {how}"
 
     def pictures(self, split: Split) -> Num[Tensor, "n C height width"]:
         """The pictures of a held-out split, before standardisation."""

@@ -99,7 +99,8 @@ class Survey:
         complete: whether every sample was read.
         bad: the first that were left out, each `{"path", "reason"}`. left_out: their number.
         unreadable: split, shard and place of samples whose image cannot be decoded.
-        closed: split and shard of shards that cannot be opened. each: of a stream, how many of a training shard were read.
+        closed: split and shard of shards that cannot be opened. each: of a stream, how many samples of a training shard
+            were read.
         digest: of everything that was read.
     """
 

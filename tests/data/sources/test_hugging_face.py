@@ -245,8 +245,7 @@ class TestDocuments:
         task = from_hf(datasets.IterableDatasetDict(parts), streaming=True, text_column="text")
         assert "the first 120,000 bytes" in task.description
         assert list(task.leakage) == [
-            "Leakage: 19 of 19 test documents are identical to training documents, byte for byte, "
-            "among the first 250."
+            "Leakage: 19 of 19 test documents are identical to training documents, byte for byte, among the first 250."
         ]
         assert task.leakage[0] in task.description
 

@@ -95,7 +95,9 @@ class _Sent(io.RawIOBase):
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._hang_up(error)
                 self._failed += 1
-                refused = isinstance(error, ValueError) or (isinstance(error, urllib.error.HTTPError) and error.code < 500)
+                refused = isinstance(error, ValueError) or (
+                    isinstance(error, urllib.error.HTTPError) and error.code < 500
+                )
                 if refused or self._failed >= ATTEMPTS:
                     self._fail(error)
                 time.sleep(PAUSE * 2 ** (self._failed - 1))
