@@ -6,7 +6,7 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -83,10 +83,11 @@ def as_dataset(samples: list[Made], kind: str = "string") -> Any:
 
 
 @contextmanager
-def served(files: dict[str, bytes], asked: list[str], *, cut: int = 0) -> Iterator[str]:
+def served(files: Mapping[str, bytes | int], asked: list[str], *, cut: int = 0) -> Iterator[str]:
     """The address of a server of these files on this machine.
 
     Args:
+        files: the content of each, or the status of its error.
         asked: receives what is asked for. cut: breaks the first connection to each file after so many bytes, if not 0.
     """
     broken: set[str] = set()
@@ -100,11 +101,14 @@ def served(files: dict[str, bytes], asked: list[str], *, cut: int = 0) -> Iterat
                 self.send_header("Location", self.path[4:])
                 self.end_headers()
                 return
-            content = files.get(self.path.lstrip("/"))
-            if content is None:
-                self.send_error(404)
+            content = files.get(self.path.lstrip("/"), 404)
+            if isinstance(content, int):
+                self.send_error(content)
                 return
+            mark = f'"{hashlib.sha256(content).hexdigest()}"'
+            begin = begin if self.headers.get("If-Range", mark) == mark else 0
             self.send_response(206 if begin else 200)
+            self.send_header("ETag", mark)
             self.send_header("Content-Length", str(len(content) - begin))
             self.end_headers()
             if cut and self.path not in broken:

@@ -347,3 +347,30 @@ def test_an_interruption_leaves_no_threads(file: Path) -> None:
 def test_endings_are_those_that_pillow_opens() -> None:
     assert {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm"} <= endings()
     assert ".pdf" not in endings(), "written by Pillow, never read"
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 12\n%%EndComments\nshowpage\n"
+
+
+def iptc(content: bytes) -> bytes:
+    """A file of IPTC that holds another."""
+    fields = {(3, 20): b"\0\0\0\x08", (3, 30): b"\0\0\0\x0c", (3, 60): b"\1\0", (3, 120): b"\0\0\0\5"}
+    fields[8, 10] = content
+    return b"".join(struct.pack(">BBBH", 0x1C, *tag, len(value)) + value for tag, value in fields.items())
+
+
+@pytest.mark.parametrize("content", [EPS, iptc(EPS)])
+def test_no_program_is_run(content: bytes, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would start Ghostscript for EPS, whatever the file is called."""
+    from PIL import EpsImagePlugin
+
+    ran: list[object] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args: ran.append(args))
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(content)) as image:
+        image.load()
+    assert ran, "it would have run"
+    ran.clear()
+    file.write_bytes(content)
+    assert decode_all([file, content], (12, 8)) == ["Pillow finds no image in it"] * 2
+    assert not ran
+    assert not {".eps", ".ps", ".iim", ".wmf", ".h5", ".mpg"} & endings()

@@ -8,11 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from relpos.data import ImageFolder, ImageTask, find_data, find_task, from_hf, from_wds, notes
+from relpos.data.sources.source import SampleSource
+from relpos.data.survey import Survey
 from sampled import Made, as_dataset, as_folder, files_of, made, png, split_by_hash, write_tar
 
 SIZES: dict[str, Any] = {"image_size": 32, "patch": 4}
@@ -36,7 +39,7 @@ def images(place: Path) -> ImageFolder:
 
 
 def shards(place: Path, **options: Any) -> Any:
-    return find_data(f"wds:{place}/{{0..1}}.tar", **SIZES, **options)
+    return find_data(f"wds:{place}/{{0..1}}.tar", **(SIZES | options))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -116,6 +119,26 @@ def test_splits_by_the_names_of_shards_and_leakage_between_them(tmp_path: Path) 
         assert all(line in notes(task)[0] for line in task.leakage)
 
 
+def test_leakage_in_a_stream_says_among_how_many(tmp_path: Path) -> None:
+    for name in ("train", "val", "test"):
+        write_tar(tmp_path / f"{name}.tar", files_of(SAMPLES))
+    task = from_wds(f"{tmp_path}/{{train,val,test}}.tar", streaming=True, survey=30, **SIZES)
+    count = sum(task.sizes.values())
+    assert count < 120
+    assert task.leakage
+    assert all(line.endswith(f"byte for byte, among the first {count}.") for line in task.leakage)  # type: ignore[attr-defined]
+
+
+def test_samples_that_are_not_named_are_counted() -> None:
+    task = Mock(
+        spec=ImageTask, ignored=(), left_out=1440, sizes={"train": 60}, options={"source": "x"}, description="x"
+    )
+    task.name = "samples"
+    task.skipped = [{"path": str(number), "reason": "broken"} for number in range(1000)]
+    assert notes(task)[1].startswith("Skipped 1440 of 1500 images: 0 (broken), ")
+    assert notes(task)[1].endswith(", and 1435 more")
+
+
 class TestStreams:
     """Order and interruptions. 28 training samples in blocks of 8."""
 
@@ -168,8 +191,10 @@ class TestStreams:
         files[2 * 51] = (files[2 * 51][0], odd)
         path = write_tar(tmp_path / "a.tar", files)
         task = from_wds(str(path), streaming=True, survey=50, **SIZES)
-        assert "training goes on to the others" in task.description
-        with pytest.warns(RuntimeWarning, match=r"left out a.tar/051 \(Pillow finds no image in it\)"):
+        assert "training goes on to the others; leakage is counted among these" in task.description
+        with pytest.warns(
+            RuntimeWarning, match=r"training left out 1 sample a.tar/051 \(Pillow finds no image in it\)"
+        ):
             found = batches(task, 8)
         resumed = from_wds(str(path), streaming=True, survey=50, **SIZES)
         with pytest.warns(RuntimeWarning):
@@ -183,14 +208,43 @@ class TestStreams:
         with pytest.raises(ValueError, match=line):
             batches(other, 1)
 
+    def test_what_training_leaves_out_is_counted_in_one_line(self, tmp_path: Path) -> None:
+        files = list(files_of(made(60)))
+        del files[2 * 55], files[2 * 51]  # two images beyond the survey,
+        del files[3]  # and a label that the survey misses
+        task = from_wds(str(write_tar(tmp_path / "a.tar", files)), streaming=True, survey=50, **SIZES)
+        with pytest.warns(RuntimeWarning) as said:
+            found = [batches(task, count, start=start) for count, start in ((20, 0), (3, 18))]  # two epochs and more
+        assert all(map(same, found[0][18:], found[1]))
+        line, again = (str(one.message) for one in said)
+        assert line == again == "training left out 2 samples, such as a.tar/051 (it lacks png)"
+
+    def test_a_shard_that_goes_ends_a_run(self, tmp_path: Path) -> None:
+        for name in "12":
+            write_tar(tmp_path / f"{name}.tar", files_of(made(30)))
+        task = from_wds(f"{tmp_path}/{{1..2}}.tar", streaming=True, **SIZES)
+        (tmp_path / "2.tar").unlink()
+        with pytest.raises(ValueError, match=r"expected the shards that were there before training; got 2.tar \("):
+            batches(task, 1)
+
     def test_too_few_for_a_batch(self, stream: Any) -> None:
         with pytest.raises(ValueError, match="expected a batch size from 1 to"):
             batches(stream, 1, size=100)
 
 
+def test_equal_numbers_as_classes_have_one_order() -> None:
+    """Whatever the seed of Python's hashes is."""
+    found = Survey(("test", "validation"), False)
+    names = ["0" * zeros + "1" for zeros in range(8)]
+    found.labels["train"] = [*names, "2"]
+    assert found.classes(Mock(spec=SampleSource, classes=None)) == (*reversed(names), "2")
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
+        ({"image_size": [32]}, "expected image_size as one number, or rows and columns; got list [32]."),
+        ({"patch": (4, 4, 4)}, "expected patch as one number, or rows and columns; got tuple (4, 4, 4)."),
         ({"buffer": 5}, "expected buffer with streaming; got buffer=5 alone."),
         ({"text_column": "x"}, "expected text_column with data of hf:"),
         ({"cache_size": "5GB"}, "expected cache_size with cache"),

@@ -1,4 +1,4 @@
-"""Decode image files to arrays of one size: any file type, mode, depth and orientation that Pillow opens.
+"""Decode image files to arrays of one size: any raster format, mode, depth and orientation that Pillow decodes.
 
 The camera's orientation is applied, an animation gives its first frame, transparent parts become white. Images of more
 than 8 bits keep their depth. 16-bit values, also if stored in 32 bits, are scaled by their full range. Wider values and
@@ -38,8 +38,15 @@ _BYTES = 8
 """Largest file size per allowed pixel: 16 bits in four channels, uncompressed."""
 _REMEDY = "--max-pixels raises the limit"
 _DEEP = ("I", "F")
-_NO_PICTURES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
-"""Formats that Pillow registers but cannot read by itself, such as data sets and films."""
+_COMMON = ("BMP", "GIF", "JPEG", "PPM", "PNG")
+"""Formats that are tried first, as Pillow does."""
+_PICTURES = frozenset({
+    *_COMMON, "AVIF", "BLP", "CUR", "DCX", "DDS", "DIB", "FITS", "FLI", "FTEX", "GBR", "ICNS", "ICO", "IM", "IMT",
+    "JPEG2000", "MCIDAS", "MSP", "PCD", "PCX", "PIXAR", "PSD", "QOI", "SGI", "SPIDER", "SUN", "TGA", "TIFF", "WEBP",
+    "XBM", "XPM", "XVTHUMB",
+})  # fmt: skip
+"""Formats that Pillow decodes by itself. The others are opened by no name: for EPS it starts Ghostscript, in IPTC it
+opens any format, and the rest are data sets and films, or belong to plugins of other libraries."""
 
 
 def bytes_at_most(max_pixels: int) -> int:
@@ -50,7 +57,13 @@ def bytes_at_most(max_pixels: int) -> int:
 def endings() -> frozenset[str]:
     """The file endings that Pillow opens, in lower case."""
     known = Image.registered_extensions()
-    return frozenset(ending for ending, kind in known.items() if kind in Image.OPEN and kind not in _NO_PICTURES)
+    return frozenset(ending for ending, kind in known.items() if kind in Image.OPEN and kind in _PICTURES)
+
+
+def _formats() -> list[str]:
+    """The formats that this Pillow opens, whatever a file is called."""
+    Image.init()
+    return sorted(_PICTURES & Image.OPEN.keys(), key=lambda kind: (kind not in _COMMON, kind))
 
 
 def _deep(image: Image.Image) -> Image.Image:
@@ -114,7 +127,7 @@ def decode(file: io.BufferedReader | io.BytesIO, size: tuple[int, int], budget: 
     Raises:
         FileError: the header claims more pixels than the budget. Pillow may raise any other error.
     """
-    with Image.open(file) as image:
+    with Image.open(file, formats=_formats()) as image:
         if budget is not None and image.width * image.height > budget.most:  # Pillow's own limit is an even number
             raise FileError(_too_many(image.width * image.height, budget))
         image.draft(None, (2 * max(size), 2 * max(size)))  # decode a large JPEG at reduced size

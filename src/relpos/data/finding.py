@@ -22,6 +22,7 @@ from relpos.core.checks import fail, shape_of
 from relpos.data.datasets import of_datasets
 from relpos.data.digits import Digits
 from relpos.data.images import ImageFolder
+from relpos.data.sampled import pair_of
 from relpos.data.samples import from_named
 from relpos.data.task import ImageTask, Task, Watch
 from relpos.data.text import Text
@@ -72,7 +73,7 @@ def find_data(
         named = " and ".join(of_text)
         fail(f"a text as data with {named}", came, f"Name a file of text, or leave {named} out.")
     for name in given.keys() & {"image_size", "patch"}:
-        given[name] = (given[name], given[name]) if isinstance(given[name], int) else tuple(given[name])
+        given[name] = pair_of(given[name], name)
     if isinstance(data, tuple | list):
         if len(data) != 3:
             fail("data as three datasets: train, validation, test", f"{len(data)}", "Pass all of them.")
@@ -115,7 +116,7 @@ def notes(task: Task) -> list[str]:
     if task.skipped:
         count = max(task.left_out, len(task.skipped))
         every = sum(task.sizes.values()) + count
-        named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped])
+        named = _listed([f"{one['path']} ({one['reason']})" for one in task.skipped], count)
         found.append(f"Skipped {count} of {every} images: {named}")
     if task.ignored:
         files, is_no = ("file", "is no image") if len(task.ignored) == 1 else ("files", "are no images")
@@ -123,6 +124,8 @@ def notes(task: Task) -> list[str]:
     return found
 
 
-def _listed(what: list[str] | tuple[str, ...]) -> str:
-    more = f", and {len(what) - _NAMED} more" if len(what) > _NAMED else ""
+def _listed(what: list[str] | tuple[str, ...], count: int | None = None) -> str:
+    """The first names; the others, of `count` in all, are counted."""
+    count = len(what) if count is None else count
+    more = f", and {count - _NAMED} more" if count > _NAMED else ""
     return ", ".join(what[:_NAMED]) + more

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from relpos.core.checks import fail, require_choice, require_int
+from relpos.core.checks import fail, require_choice, require_int, shape_of
 from relpos.data.folder import SHARES
 from relpos.data.pictures import IMAGE_SIZE, PATCH, Pictures
 from relpos.data.sources.source import SampleSource
@@ -54,8 +54,8 @@ class How:
         max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
         require_int(max_pixels, "max_pixels", at_least=1)
         require_choice(bad_data, "bad_data", ("skip", "fail"))
-        sizes = IMAGE_SIZE if image_size is None else _pair(image_size)
-        return cls(sizes, PATCH if patch is None else _pair(patch), rotate, max_pixels, bad_data, watch)
+        sizes = IMAGE_SIZE if image_size is None else pair_of(image_size, "image_size")
+        return cls(sizes, PATCH if patch is None else pair_of(patch, "patch"), rotate, max_pixels, bad_data, watch)
 
 
 class SampledImages(Pictures):
@@ -81,7 +81,8 @@ class SampledImages(Pictures):
         found = Survey.of(source, self._reading, survey, how.watch)
         self.classes, self.channels = found.classes(source), 1 if found.grey else 3
         self.skipped, self.left_out = tuple(found.bad), found.left_out
-        self.leakage = tuple(found.leakage.lines("images"))
+        among = "" if found.complete else f", among the first {sum(map(len, found.labels.values()))}"
+        self.leakage = tuple(found.leakage.lines("images", among))
         numbers = {name: number for number, name in enumerate(self.classes)}
         for split in SPLIT_ORDER:
             self._labels[split] = torch.tensor([numbers[label] for label in found.labels[split]])
@@ -156,6 +157,15 @@ def _source(options: dict[str, Any], how: How, streaming: bool) -> SampleSource:
     return ShardFiles(rest, image, label, image_at_most=most)
 
 
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    rows, columns = (size, size) if isinstance(size, int) else size
+def pair_of(size: object, name: str) -> tuple[int, int]:
+    """(rows, columns) of a size that is one number or both.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(size, int):
+        return size, size
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        fail(f"{name} as one number, or rows and columns", shape_of(size), "Pass one or both.")
+    rows, columns = size
     return rows, columns

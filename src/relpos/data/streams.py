@@ -72,8 +72,11 @@ class StreamedImages(SampledImages):
 
     def _counted(self, found: Survey) -> str:
         counted = super()._counted(found)
-        read = "" if found.complete else " These are the first of every shard, and training goes on to the others."
-        return f"{counted}{read} Training images are read while training, {self.buffer} shuffled together."
+        read = (
+            " These are the first of every shard, and training goes on to the others; leakage is counted among these."
+        )
+        how = f"Training images are read while training, {self.buffer} shuffled together."
+        return f"{counted}{'' if found.complete else read} {how}"
 
     def pictures(self, split: Split) -> Num[Tensor, "n C height width"]:
         """The pictures of a held-out split, before standardisation."""
@@ -87,14 +90,23 @@ class StreamedImages(SampledImages):
         known = self.sizes["train"] if self._survey.complete else None
         if not 1 <= batch_size <= (known or batch_size):  # there is no full batch
             fail(f"a batch size from 1 to {known}", str(batch_size), "There are no more training images.")
+        with closing(_LeftOut()) as left_out:
+            yield from self._endless(batch_size, seed, start, known, left_out)
+
+    def _endless(
+        self, batch_size: int, seed: int, start: int, known: int | None, left_out: _LeftOut
+    ) -> Iterator[tuple[Float[Tensor, "B C height width"], Int[Tensor, " B"]]]:
         cell = torch.tensor(self._cell())
         generator = torch.Generator().manual_seed(seed)
         size = max(1, self.buffer // batch_size) * batch_size  # a block ends with a batch
         number = 0
         for epoch in itertools.count():
             before = number
-            with closing(self._samples(self._shards(seed, epoch, known is not None and known <= size))) as samples:
-                while held := self._block(itertools.islice(samples, size), number + size // batch_size > start):
+            shards = self._shards(seed, epoch, known is not None and known <= size)
+            with closing(self._samples(shards, left_out)) as samples:
+                while held := self._block(
+                    itertools.islice(samples, size), number + size // batch_size > start, left_out
+                ):
                     order = torch.randperm(held.count, generator=generator)
                     for chosen in order.split(batch_size)[: held.count // batch_size]:
                         corners = cell[torch.randint(len(cell), (batch_size,), generator=generator)]
@@ -105,6 +117,10 @@ class StreamedImages(SampledImages):
                         number += 1
             if number == before:
                 fail("an epoch of at least one batch", f"none of {batch_size} images", "Pass a smaller batch size.")
+            if number > start:
+                left_out.close()  # the other epochs leave out the same
+            else:  # nothing was decoded
+                left_out.clear()
 
     def _shards(self, seed: int, epoch: int, in_one_block: bool) -> list[int]:
         """The order in which an epoch reads the shards: drawn, unless all samples are permuted together."""
@@ -114,20 +130,29 @@ class StreamedImages(SampledImages):
         drawn = int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:7], "big")
         return torch.randperm(count, generator=torch.Generator().manual_seed(drawn)).tolist()
 
-    def _samples(self, shards: list[int]) -> Generator[LabelledImage]:
-        """The training samples of an epoch, without those that the survey could not decode."""
+    def _samples(self, shards: list[int], left_out: _LeftOut) -> Generator[LabelledImage]:
+        """The training samples of an epoch, without those that the survey could not decode.
+
+        Raises:
+            ValueError: a shard that the survey has opened cannot be opened: every run must see the same samples.
+        """
         taken, unreadable = self._survey.taken, self._survey.unreadable
         for shard in shards:
             with closing(self._source.read("train", shard)) as items:
-                for item in items:
+                for number, item in enumerate(items):
                     if isinstance(item, Unreadable):
+                        if item.is_shard and ("train", shard) not in self._survey.closed:
+                            came = f"{item.name} ({item.reason})"
+                            fail("the shards that were there before training", came, "Restore it.")
                         self._reading.refuse(item.name, item.reason)
+                        if number >= self._survey.each:  # the survey has counted those before
+                            left_out.add(item.name, item.reason)
                     elif ("train", shard, item.place) not in unreadable and (
                         not taken or split_of(digest_of(item.image), taken) == "train"
                     ):
                         yield item
 
-    def _block(self, samples: Iterator[LabelledImage], decode: bool) -> _ShuffledBlock | None:
+    def _block(self, samples: Iterator[LabelledImage], decode: bool, left_out: _LeftOut) -> _ShuffledBlock | None:
         """The next block; only its number of samples unless it is decoded; None at the end of the epoch.
 
         A sample that cannot be decoded, and that the survey has not met, gives way to the next one of the block: the
@@ -141,7 +166,7 @@ class StreamedImages(SampledImages):
             count += len(some)
             if decode:
                 labels += [self._number(one) for one in some]
-                pictures += self._decoded(some)
+                pictures += self._decoded(some, left_out)
         if not count or not decode:
             return _ShuffledBlock(count) if count else None
         good = [at for at, one in enumerate(pictures) if not isinstance(one, str)]
@@ -161,15 +186,35 @@ class StreamedImages(SampledImages):
             fail(f"one of the {len(self.classes)} classes of the survey", f"{sample.label!r} of {sample.name}", remedy)
         return number
 
-    def _decoded(self, samples: list[LabelledImage]) -> list[Pixels | str]:
+    def _decoded(self, samples: list[LabelledImage], left_out: _LeftOut) -> list[Pixels | str]:
         decoded = self._reading.decoded(samples)
         for sample, one in zip(samples, decoded, strict=True):
             if isinstance(one, str):
                 self._reading.refuse(sample.name, one)
-                warnings.warn(
-                    f"left out {sample.name} ({one}), and any other such sample", RuntimeWarning, stacklevel=2
-                )
+                left_out.add(sample.name, one)
         return decoded
+
+
+class _LeftOut:
+    """Counts samples that training leaves out beyond the survey's, and says so in one line at the end of a run, or of
+    its first epoch."""
+
+    def __init__(self) -> None:
+        self._count, self._first, self._is_said = 0, "", False
+
+    def add(self, name: str, reason: str) -> None:
+        self._first = self._first or f"{name} ({reason})"
+        self._count += 1
+
+    def clear(self) -> None:
+        self._count = 0
+
+    def close(self) -> None:
+        """Say how many, once."""
+        if self._count and not self._is_said:
+            such = "sample" if self._count == 1 else "samples, such as"
+            warnings.warn(f"training left out {self._count} {such} {self._first}", RuntimeWarning, stacklevel=2)
+            self._is_said = True
 
 
 @dataclass(frozen=True)

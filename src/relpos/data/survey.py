@@ -99,6 +99,8 @@ class Survey:
         complete: whether every sample was read.
         bad: the first that were left out, each `{"path", "reason"}`. left_out: their number.
         unreadable: split, shard and place of samples whose image cannot be decoded.
+        closed: split and shard of shards that cannot be opened. each: of a stream, how many samples of a training shard
+            were read.
         digest: of everything that was read.
     """
 
@@ -113,6 +115,8 @@ class Survey:
     bad: list[dict[str, str]] = field(default_factory=list)
     left_out: int = 0
     unreadable: set[tuple[Split, int, int]] = field(default_factory=set)
+    closed: set[tuple[Split, int]] = field(default_factory=set)
+    each: int = 0
     digest: str = ""
     _bytes: int = 0
 
@@ -139,6 +143,7 @@ class Survey:
         for split in (one for one in SPLIT_ORDER if one in source.shards):
             limit = None if most is None else most if split == "train" else math.ceil(most * SHARES[split])
             each = None if limit is None else math.ceil(limit / source.shards[split])
+            found.each = each or 0 if split == "train" else found.each
             for shard in range(source.shards[split]):
                 with closing(source.read(split, shard)) as items:
                     for some in together(itertools.islice(items, each)):
@@ -165,6 +170,8 @@ class Survey:
                     self.bad.append({"path": item.name, "reason": picture})
                 if isinstance(item, LabelledImage):
                     self.unreadable.add((split, shard, item.place))
+                elif item.is_shard:
+                    self.closed.add((split, shard))
                 continue
             mark = digest_of(item.image)
             own = split_of(mark, self.taken) if split == "train" else split
@@ -206,7 +213,7 @@ class Survey:
             return source.classes
         names = set(itertools.chain(*self.labels.values()))
         numbers = all(name.removeprefix("-").isdecimal() for name in names)
-        return tuple(sorted(names, key=int) if numbers else sorted(names))
+        return tuple(sorted(names, key=lambda name: (int(name), name)) if numbers else sorted(names))
 
 
 def _memory() -> int:

@@ -97,6 +97,46 @@ def test_a_folder_reads_no_file_outside(tmp_path: Path) -> None:
     assert isinstance(found[1], LabelledImage)
 
 
+def test_a_dataset_of_the_hub_reads_only_files_that_were_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset of the hub may name any path as an image's, also of a file that was not fetched with it."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for place in (tmp_path, kept):
+        (place / "a.png").write_bytes(png(0))
+    (kept / "link.png").symlink_to(tmp_path / "a.png")
+    paths = [kept / "a.png", tmp_path / "a.png", kept / ".." / "a.png", kept / "link.png"]
+    data = rows(name=["a"] * 4, picture=[{"bytes": None, "path": str(path)} for path in paths])
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", kept)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: data)
+    found = read("some/name")
+    assert isinstance(found[0], LabelledImage)
+    assert [one.reason for one in found[1:] if isinstance(one, Unreadable)] == [
+        "its image is not in the dataset's own files"
+    ] * 3
+
+
+def test_each_split_names_its_classes_by_its_own_numbers() -> None:
+    def part(*names: str) -> Any:
+        return rows(name=[0, 1]).cast_column("name", datasets.ClassLabel(names=list(names)))
+
+    def labels(**parts: Any) -> dict[str, list[str]]:
+        source = HuggingFace(datasets.DatasetDict(parts), image_at_most=10_000)
+        assert source.classes == ("cat", "dog")
+        return {split: [one.label for one in source.read(split, 0)] for split in parts}  # type: ignore[arg-type,union-attr]
+
+    assert labels(train=part("cat", "dog"), test=part("dog", "cat")) == {
+        "train": ["cat", "dog"], "test": ["dog", "cat"]
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"expected the classes of train in every split; got cow in test\. Give"):
+        labels(train=part("cat", "dog"), test=part("dog", "cow"))
+    with pytest.raises(ValueError, match=r"got no names in name in validation\."):
+        labels(train=part("cat", "dog"), validation=rows(name=[0, 1]))
+    with pytest.raises(ValueError, match=r"got cat, dog in test\."):
+        labels(train=rows(name=[0, 1]), test=part("cat", "dog"))
+
+
 def test_splits_of_a_folder(tmp_path: Path) -> None:
     parts = {"train": as_dataset(made(20)), "valid": as_dataset(made(4)), "extra": as_dataset(made(2))}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
@@ -205,7 +245,7 @@ class TestDocuments:
         task = from_hf(datasets.IterableDatasetDict(parts), streaming=True, text_column="text")
         assert "the first 120,000 bytes" in task.description
         assert list(task.leakage) == [
-            "Leakage: 19 of 19 test documents are identical to training documents, byte for byte."
+            "Leakage: 19 of 19 test documents are identical to training documents, byte for byte, among the first 250."
         ]
         assert task.leakage[0] in task.description
 

@@ -69,6 +69,31 @@ def test_a_server_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyP
         from_wds(f"{address}/a.tar", **SIZES)
 
 
+def test_a_server_that_fails_later_ends_a_run_and_drops_no_shard(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", files_of(made(30)))
+    files: dict[str, Any] = dict.fromkeys(("1.tar", "2.tar"), path.read_bytes())
+    with served(files, []) as address:
+        task = from_wds(f"{address}/{{1..2}}.tar", streaming=True, survey=40, **SIZES)
+        files["2.tar"] = 503
+        with pytest.raises(ValueError, match=rf"got {address}/2.tar \(HTTP Error 503"):
+            next(task.batches(40, 0))
+        with pytest.raises(ValueError, match=rf"got {address}/2.tar \(HTTP Error 503"):
+            from_wds(f"{address}/{{1..2}}.tar", **SIZES)
+    for odd in ("http://[::1/a.tar", "http://a..b/a.tar"):
+        with pytest.raises(ValueError, match=r"expected .*; got http") as caught:
+            from_wds(odd, **SIZES)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_shard_that_is_replaced_while_it_is_sent_is_an_error() -> None:
+    files: dict[str, Any] = {"a": CONTENT}
+    with served(files, [], cut=100_000) as address, open_shard(f"{address}/a") as file:
+        assert file.read(50_000) == CONTENT[:50_000]
+        files["a"] = CONTENT[::-1]
+        with pytest.raises(ValueError, match=r"expected a shard that its server sends; got .*/a \(it was replaced"):
+            list(iter(lambda: file.read(50_000), b""))
+
+
 def test_two_at_once_fetch_a_file_once(tmp_path: Path) -> None:
     asked: list[str] = []
     found: list[bytes] = []

@@ -52,7 +52,8 @@ def test_fields_that_are_found(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", files)
     assert read(path) == (["a cat"], {})
     assert read(path, label_column="json.of.kind") == (["7"], {})
-    assert read(path, image_column="png;jpg", label_column="json.of.kind") == (["7"], {})
+    assert read(path, image_column="PNG;jpg", label_column="json.of.kind") == (["7"], {})
+    assert read(path, label_column="TXT") == (["a cat"], {})
     for wrong in ("json.of", "json.of.kind.more", "json.no", "json.0"):
         assert read(path, label_column=wrong) == ([], {"a.tar/1": f"its {wrong} is no name or number of a class"})
     both = write_tar(tmp_path / "b.tar", [*files, ("1.png", png(1))])
@@ -128,12 +129,32 @@ def long_header(content: bytes) -> bytes:
     return content[: content.rindex(b"011.png")] + member.tobuf() + b"x" * 2**20
 
 
+def claims(size: int, name: str) -> Any:
+    """Ends with a header of so many bytes, of which none are there."""
+
+    def change(content: bytes) -> bytes:
+        member = tarfile.TarInfo(name)
+        member.size = size
+        return content[: content.rindex(b"011.png")] + member.tobuf()
+
+    return change
+
+
+def chained_headers(content: bytes) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 1
+    return content[: content.rindex(b"011.png")] + (member.tobuf() + bytes(512)) * 1200
+
+
 @pytest.mark.parametrize(
     ("change", "samples", "reason"),
     [
         (cut, 10, "it is cut short"),
         (at_a_border, 10, "it is cut short"),
         (damaged, 10, "it is damaged"),
+        (claims(2**60, "x.bin"), 11, "it is cut short"),
+        (claims(9_000, "x.png"), 10, "it is cut short"),
+        (chained_headers, 10, "it is damaged: too many headers of one file"),
         (long_header, 10, "a header of it has 1,048,576 bytes, more than 65,536"),
     ],
 )
@@ -143,6 +164,16 @@ def test_tars_that_break_off(change: Any, samples: int, reason: str, tmp_path: P
     labels, bad = read(path)
     assert (len(labels), bad) == (samples, {"a.tar": reason})
     assert read(path)[0] == labels
+
+
+def test_sparse_files_are_left_out(tmp_path: Path) -> None:
+    """Of a few bytes, they claim any number of zeros."""
+    sparse = tarfile.TarInfo("000.png")
+    sparse.pax_headers = {"GNU.sparse.size": "9000", "GNU.sparse.map": "9000,0", "GNU.sparse.name": "000.png"}
+    path = write_tar(tmp_path / "a.tar", GOOD[1:])
+    path.write_bytes(sparse.tobuf(tarfile.PAX_FORMAT) + path.read_bytes())
+    labels, bad = read(path)
+    assert (len(labels), bad) == (11, {"a.tar/000": "png: it is a sparse file"})
 
 
 def test_compressed_tars_and_those_that_unfold_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +229,41 @@ def test_commands_and_other_schemes_are_refused(scheme: str, tmp_path: Path) -> 
 def test_patterns() -> None:
     assert expand("a-{00..02}.tar") == ["a-00.tar", "a-01.tar", "a-02.tar"]
     assert expand("http://x/{b,c}/{1..2}.tar")[-1] == "http://x/c/2.tar"
-    for many in ("{0..999999999999}.tar", "{0..999}{0..999}.tar", "{{a,b}" + "{a,b}" * 60 + ",c}", "{a,b}" * 60):
+    letters = "{" + "{a..z}" * 9 + ",c}"
+    for many in (
+        letters,
+        "{0..9%s}" % ("9" * 30),
+        "{0..999999999\n}",
+        "{0..999999999999}.tar",
+        "{0..999}{0..999}.tar",
+        "{{a,b}" + "{a,b}" * 60 + ",c}",
+        "{a,b}" * 60,
+    ):
         with pytest.raises(ValueError, match=f"expected at most {SHARDS_AT_MOST:,} shards"):
             expand(many)
-    with pytest.raises(ValueError, match="expected braces in pairs"):
-        expand("{0..3.tar")
+    assert len(expand("imagenet-{train-{0000..1281},validation-{00..49}}.tar")) == 1332
+    assert expand(r"a\{1,2\}{b,c\,d}{9..1..4}") == [f"a{{1,2}}{x}{n}" for x in ("b", "c,d") for n in (9, 5, 1)]
+    assert len(expand("{0..9999999..100}{}{x}.tar")) == SHARDS_AT_MOST
+    for odd in ("{0..3.tar", "0}.tar", "{a,}}{.tar", "{" * 5000):
+        with pytest.raises(ValueError, match="expected braces in pairs"):
+            expand(odd)
+
+
+def test_a_relative_pattern_is_expanded_before_it_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's own name may have braces and commas."""
+    folder = tmp_path / "in {a,b}"
+    folder.mkdir()
+    files = [str(write_tar(folder / f"{name}.tar", GOOD)) for name in "ab"]
+    monkeypatch.chdir(folder)
+    for pattern in ("{a,b}.tar", "./{a..b}.tar", f"{{a,{tmp_path}/in \\{{a\\,b\\}}/b}}.tar"):
+        source = ShardFiles(pattern, image_at_most=10_000)
+        monkeypatch.chdir("/")
+        again = ShardFiles((source.shown or "").removeprefix("wds:"), image_at_most=10_000)
+        monkeypatch.chdir(folder)
+        assert source._names == again._names == {"train": files}
+        assert again.shown == source.shown
     with pytest.raises(ValueError, match=re.escape("got /no/a.tar, which does not")):
         from_wds("/no/a.tar")
 

@@ -24,6 +24,8 @@ ROWS = 1024
 """Rows of a shard, if the dataset can be indexed."""
 _AT_ONCE = 64
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?(:.+)?")
+_OTHERS = 5
+"""How many classes a message names."""
 _SHOWN = 300
 """Characters of the library's own message that are shown."""
 
@@ -201,6 +203,21 @@ def find_column(
     fail(f"one column of {what}s", f"the columns {listed(kinds)}", f"Name it: --{what}-column NAME.")
 
 
+def _names(data: Any, column: str) -> tuple[str, ...] | None:
+    """The names of the classes of a column; None if it holds no `ClassLabel`."""
+    return tuple(data.features[column].names) if column_kinds(data)[column] == "class" else None
+
+
+def _kept_by_libraries() -> tuple[Path, ...]:
+    """The folders to which `datasets` and the hub's library write the files of a dataset."""
+    import datasets
+    from huggingface_hub import constants
+
+    config = datasets.config
+    kept = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH)
+    return tuple(Path(one).resolve() for one in (*kept, constants.HF_HUB_CACHE))
+
+
 class HuggingFace(SampleSource):
     """Images of a dataset.
 
@@ -227,7 +244,7 @@ class HuggingFace(SampleSource):
         self._data, self._streaming, self._image_at_most = data, streaming, image_at_most
         is_named = isinstance(data, str | Path)
         folder, split = folder_of(str(data)) if is_named else (None, None)
-        self._embedded = folder is not None
+        self._embedded, self._of_hub = folder is not None, is_named and folder is None
         if folder is not None:  # for processes elsewhere
             self._data = data = str(folder.resolve()) + (f":{split}" if split else "")
         self.title = Path(str(data).rstrip("/")).name if is_named else type(data).__name__
@@ -244,7 +261,13 @@ class HuggingFace(SampleSource):
             if not {self._image, self._label} <= set(one.column_names or one.features or ()):
                 came = f"{', '.join(one.column_names or ())} in {split}"
                 fail(f"the columns {self._image} and {self._label} in every split", came, "Name others.")
-        self.classes = tuple(first.features[self._label].names) if kinds[self._label] == "class" else None
+        self._names = {split: _names(one, self._label) for split, one in self._splits.items()}
+        self.classes = self._names["train"]
+        for split, names in self._names.items():
+            if (names is None) is not (self.classes is None) or not set(names or ()) <= set(self.classes or ()):
+                own = sorted(set(names or ()) - set(self.classes or ())) or [f"no names in {self._label}"]
+                came = f"{visible(', '.join(own[:_OTHERS]))} in {split}"
+                fail("the classes of train in every split", came, "Give all splits the same ClassLabel.")
         self.shards = {split: self._count(one) for split, one in self._splits.items()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -273,7 +296,7 @@ class HuggingFace(SampleSource):
     def read(self, split: Split, shard: int) -> Generator[LabelledImage | Unreadable]:
         for place, row in enumerate(self._rows(split, shard)):
             name = f"{split} {shard * ROWS + place}" if self.counts else f"{split} {shard}/{place}"
-            image, label = self._content(row[self._image]), self._name(row[self._label])
+            image, label = self._content(row[self._image]), self._name(split, row[self._label])
             if isinstance(image, str) or label is None:
                 reason = image if isinstance(image, str) else f"its {self._label} is {row[self._label]!r:.60}"
                 yield Unreadable(name, reason)
@@ -302,7 +325,7 @@ class HuggingFace(SampleSource):
         path = None
         if isinstance(cell, Mapping):
             cell, path = cell.get("bytes"), cell.get("path")
-        if cell is None and path and not self._embedded:  # in the folder of a dataset, a path may lead anywhere
+        if cell is None and path and self._may_open(path):
             try:
                 with open_file(Path(path), self._image_at_most) as file:
                     return file.read()
@@ -312,11 +335,19 @@ class HuggingFace(SampleSource):
             return "it has no image" if path is None else "its image is not in the dataset's own files"
         return cell if len(cell) <= self._image_at_most else f"it has {len(cell):,} bytes"
 
-    def _name(self, cell: Any) -> str | None:
-        """The name of the class in a cell."""
-        if self.classes is not None:
-            is_class = isinstance(cell, int) and 0 <= cell < len(self.classes)
-            return self.classes[cell] if is_class else None
+    def _may_open(self, path: str) -> bool:
+        """Whether the file of an image that is named by its path is the dataset's: its author may name any."""
+        if self._embedded:
+            return False
+        if not self._of_hub:  # handed over by the user's own code
+            return True
+        return any(Path(path).resolve().is_relative_to(folder) for folder in _kept_by_libraries())
+
+    def _name(self, split: Split, cell: Any) -> str | None:
+        """The name of the class in a cell. Each split numbers the classes in its own order."""
+        names = self._names[split]
+        if names is not None:
+            return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else None
         if not isinstance(cell, str | int):
             return None
         return " ".join(visible(str(cell)).split())[:200] or None

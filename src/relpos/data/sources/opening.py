@@ -30,8 +30,15 @@ _NO_LIMIT = 2**63
 
 
 def is_remote(shard: str) -> bool:
-    """Whether a shard is named by http or https."""
-    return urlsplit(shard).scheme.lower() in ("http", "https")
+    """Whether a shard is named by http or https.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    try:
+        return urlsplit(shard).scheme.lower() in ("http", "https")
+    except ValueError as error:  # such as brackets that are no IPv6
+        fail("paths or addresses of shards", f"{visible(shard)} ({error})", "Check the address.")
 
 
 def open_shard(shard: str, cache: DiskCache | None = None) -> BinaryFile:
@@ -71,6 +78,7 @@ class _Sent(io.RawIOBase):
         self._url, self._at, self._size = url, 0, -1
         self._answer: http.client.HTTPResponse | None = None
         self._failed = 0
+        self._version = ""
 
     def readable(self) -> bool:
         return True
@@ -84,10 +92,12 @@ class _Sent(io.RawIOBase):
                 data = self._answer.read(size if size >= 0 else None)
                 if not data and size and self._at < self._size:
                     raise http.client.IncompleteRead(b"")
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 self._hang_up(error)
                 self._failed += 1
-                refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+                refused = isinstance(error, ValueError) or (
+                    isinstance(error, urllib.error.HTTPError) and error.code < 500
+                )
                 if refused or self._failed >= ATTEMPTS:
                     self._fail(error)
                 time.sleep(PAUSE * 2 ** (self._failed - 1))
@@ -98,10 +108,17 @@ class _Sent(io.RawIOBase):
             return data
 
     def _connect(self) -> None:
-        request = urllib.request.Request(self._url, headers={"Range": f"bytes={self._at}-"} if self._at else {})
-        answer = _opener().open(request, timeout=TIMEOUT)
+        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+        if self._at and self._version:
+            headers["If-Range"] = self._version  # a server that has another file by now sends all of it
+        answer = _opener().open(urllib.request.Request(self._url, headers=headers), timeout=TIMEOUT)
         self._answer = answer
         if answer.status != http.client.PARTIAL_CONTENT:
+            mark = answer.headers.get("ETag") or "W/"
+            version = answer.headers.get("Last-Modified", "") if mark.startswith("W/") else mark
+            if self._at and version != self._version:
+                raise ValueError("it was replaced while it was read")
+            self._version = version
             self._size = int(answer.headers.get("Content-Length") or -1)
             left = self._at
             while left:  # the server sends all of it again

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import re
+import string
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,6 +35,11 @@ PICKLED = frozenset({"npy", "npz", "pickle", "pkl", "pt", "pth", "pyd"})
 LABELS = ("cls", "label", "class", "txt")
 """Fields that may be the label, if none is named."""
 _LONGEST_LABEL = 200
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+_DEEPEST = 20
+"""Braces within each other."""
 _PEEKED = 100
 """Samples whose fields are looked at to find the columns."""
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):")
@@ -52,11 +57,8 @@ def expand(pattern: str) -> list[str]:
     came = f"{pattern!r:.200}"
     if "\0" in pattern:
         fail("the names of shards", came, "Remove the zero byte.")
-    # What braceexpand makes of ranges and of braces within braces is a list: count before.
-    ranges = re.findall(r"\{(-?\d{1,18})\.\.(-?\d{1,18})", pattern)
-    lists = [2 ** pattern.count(",")] if re.search(r"\{[^}]*\{", pattern) else _commas(pattern)
-    count = math.prod([*(abs(int(last) - int(first)) + 1 for first, last in ranges), *lists])
-    try:
+    try:  # what braceexpand makes of braces within braces is a list: count before
+        count = _count(iter(re.findall(r"\\.|[{},]|[^\\{},]+|\\", pattern, re.DOTALL)))
         found = [] if count > SHARDS_AT_MOST else list(itertools.islice(braceexpand(pattern), SHARDS_AT_MOST + 1))
     except ValueError:
         fail("braces in pairs, such as {0000..0099}", came, "Close each.")
@@ -69,9 +71,53 @@ def expand(pattern: str) -> list[str]:
     return found
 
 
-def _commas(pattern: str) -> list[int]:
-    """How many words each pair of braces lists."""
-    return [inside.count(",") + 1 for inside in re.findall(r"\{([^{}]*)\}", pattern)]
+def _count(tokens: Iterator[str], depth: int = 0) -> int:
+    """How many names a pattern makes, at most: of a pair of braces the sum over its commas, else the product.
+
+    Raises:
+        ValueError: unbalanced braces, or more than `_DEEPEST` within each other.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("too many braces within each other")
+    total, product, text = 0, 1, ""
+    for token in tokens:
+        if token == "{":
+            product *= _count(tokens, depth + 1)
+        elif token == "}":
+            if not depth:
+                raise ValueError("a brace that ends nothing")
+            return _range(text) or total + product
+        elif token == "," and depth:
+            total, product = total + product, 1
+        text += token
+    if depth:
+        raise ValueError("a brace without its end")
+    return product
+
+
+def _range(text: str) -> int | None:
+    """How many names a range makes, such as 00..99, or a..z..2."""
+    match = _NUMBERS.match(text) or _LETTERS.match(text)
+    if match is None:
+        return None
+    first, last = (_ALPHABET.index(one) if one.isalpha() else int(one) for one in match.group(1, 2))
+    return abs(last - first) // max(1, int(match[3] or 1)) + 1
+
+
+def _absolute(pattern: str, listed: Sequence[str]) -> str:
+    """The pattern of the same shards for processes in other folders."""
+    here = [is_remote(one) or one.lstrip().startswith(("/", "~")) for one in listed]
+    if all(here):
+        return pattern
+    if any(here):
+        found = [one if is_there else str(Path.cwd() / one) for one, is_there in zip(listed, here, strict=True)]
+        return "{" + ",".join(map(_escaped, found)) + "}"
+    return f"{_escaped(str(Path.cwd()))}/{pattern}"
+
+
+def _escaped(path: str) -> str:
+    """A path as a pattern of it alone."""
+    return re.sub(r"([\\{},])", r"\\\1", path)
 
 
 def splits_of(shards: Sequence[str]) -> dict[Split, list[str]]:
@@ -111,16 +157,15 @@ class ShardFiles(SampleSource):
         image_at_most: int,
     ) -> None:
         self._cache, self._image_at_most = cache, image_at_most
+        if label_column is not None and not _is_json(label_column):
+            label_column = label_column.lower()  # as fields are read
         for name, column in (("image", image_column), ("label", label_column)):
             _require_no_pickle(name, column)
-        if not re.match(
-            r"\s*([{/~\\]|[A-Za-z][A-Za-z0-9+.-]*:)", pattern
-        ):  # a path from this folder, for other processes
-            pattern = str(Path.cwd() / pattern)
         listed = expand(pattern)
         for shard in listed:
             if not is_remote(shard) and not Path(shard).expanduser().exists():
                 fail("shards that exist", f"{visible(shard)}, which does not", "Check the path and the braces.")
+        pattern = _absolute(pattern, listed)
         listed = [one if is_remote(one) else str(Path(one).expanduser().absolute()) for one in listed]
         self._names = splits_of(listed)
         self.shards = {split: len(names) for split, names in self._names.items()}
@@ -186,7 +231,12 @@ class ShardFiles(SampleSource):
         title = visible(PurePosixPath(name.replace("\\", "/")).name)
         place, seen = 0, set[int]()
         try:
-            with open_shard(name, self._cache) as file:
+            opened = open_shard(name, self._cache)
+        except FileError as error:
+            yield Unreadable(title, str(error), is_shard=True)
+            return
+        try:
+            with opened as file:
                 for key, fields, repeated in _grouped(members(file, _compressed(name), self._wanted)):
                     own = f"{title}/{visible(key)}"
                     yield from (Unreadable(f"{own}.{visible(field)}", "its name repeats") for field in repeated)

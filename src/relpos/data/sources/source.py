@@ -31,10 +31,15 @@ class LabelledImage:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A sample that cannot be used, or a shard from here on; the reason follows its name."""
+    """A sample that cannot be used, or a shard from here on; the reason follows its name.
+
+    Attributes:
+        is_shard: whether the shard cannot be opened at all.
+    """
 
     name: str
     reason: str
+    is_shard: bool = False
 
 
 def digest_of(content: bytes) -> bytes:

@@ -49,11 +49,11 @@ class Leakage:
         """Note a sample."""
         self._seen[split][digest] = self._seen[split].get(digest, 0) + 1
 
-    def lines(self, what: str) -> list[str]:
+    def lines(self, what: str, among: str = "") -> list[str]:
         """A line for each split with samples that are also in an earlier one.
 
         Args:
-            what: the word for samples, in the plural.
+            what: the word for samples, in the plural. among: follows, if not all samples were read.
         """
         found = []
         for at, split in enumerate(SPLIT_ORDER):
@@ -64,6 +64,6 @@ class Leakage:
                     also = "training" if earlier == "train" else earlier
                     found.append(
                         f"Leakage: {count} of {sum(mine.values())} {split} {what} are identical to {also} {what}, "
-                        "byte for byte."
+                        f"byte for byte{among}."
                     )
         return found

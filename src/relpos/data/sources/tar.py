@@ -59,6 +59,20 @@ class _Unfolded:
         return data
 
 
+class _Ending:
+    """A stream whose end is met once: `tarfile` would go on to read nothing, as often as a header claims blocks."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read, self._ended = read, False
+
+    def read(self, size: int) -> bytes:
+        data = self._read(size)
+        if not data and self._ended:
+            raise FileError("it is cut short")
+        self._ended = not data
+        return data
+
+
 class _FoldedFile:
     """What `gzip` needs of a file."""
 
@@ -75,9 +89,9 @@ def members(
         wanted: the most bytes of the file of this name; None if it is not asked for, and then has no bytes.
 
     Raises:
-        FileError: the tar is damaged, cut short, or a bomb.
+        FileError: the tar is damaged, cut short, or a bomb. ValueError: the file's own, of a server that fails.
     """
-    stream: Any = _Unfolded(file) if compressed else file
+    stream: Any = _Ending((_Unfolded(file) if compressed else file).read)
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
@@ -87,6 +101,8 @@ def members(
                 most = wanted(member.name)
                 if most is None:
                     yield member.name, None
+                elif member.issparse():  # a few bytes may claim any number of zeros
+                    yield member.name, "it is a sparse file"
                 elif member.size > most:
                     yield member.name, f"it has {member.size:,} bytes, more than {most:,}"
                 else:
@@ -96,7 +112,9 @@ def members(
     except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
         short = isinstance(error, EOFError) or "unexpected end" in str(error)
         raise FileError("it is cut short" if short else f"it is damaged: {error}") from None
+    except RecursionError:  # headers for a long name, each of the next
+        raise FileError("it is damaged: too many headers of one file") from None
     except (ValueError, OverflowError) as error:  # zlib's, or numbers in a header that are none
-        if isinstance(error, FileError):
+        if isinstance(error, FileError) or getattr(error, "fault", None) is not None:  # or a server that fails
             raise
         raise FileError(f"it is damaged: {error}") from None

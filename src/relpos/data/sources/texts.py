@@ -83,10 +83,11 @@ def documents_of(
     what = f"{several:,} documents of {title} (column {column}"
     what += f"; the first {STREAMED:,} bytes" if is_part else ""
     what += f"; {left_out:,} rows without a text left out)" if left_out else ")"
+    among = f", among the first {several:,}" if is_part else ""
     options: dict[str, Any] = {"text": shown or title, "text_column": column}
     options |= {} if named else {"handed_over": True}
     options |= {"streaming": True} if streaming else {}
-    return FoundDocuments(Documents(found, title, what, options), tuple(leakage.lines("documents")))
+    return FoundDocuments(Documents(found, title, what, options), tuple(leakage.lines("documents", among)))
 
 
 def again(options: dict[str, Any]) -> Documents:
