@@ -149,6 +149,21 @@ def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
         yield f"blocks, {dtype}", difference(mesh, whole, once, "zigzag")
 
 
+def blind(mesh: Any) -> Iterator[tuple[str, Any]]:
+    """Ranks whose queries see nothing take part in the backward, and their weights get a gradient of 0."""
+    few = Mask.padding(torch.arange(N) < torch.tensor([[3], [4]]))
+    known, given = positions(), inputs(1)
+    parts = [shard(x, mesh) for x in given]
+    for name in ("fox", "t5 causal"):
+        whole = attend(relpos.attention, *known[name], given, mask=few, backend="reference")
+        share = attend(context_attention, *known[name], parts, mask=few, mesh=mesh, method="ring")
+        yield name, difference(mesh, whole, share, "contiguous")
+    q, k, v = (x.transpose(1, 2) for x in parts[:3])
+    bias, tokens = known["t5"]
+    context_attention(q, k, v, position=bias, queries=tokens, mask=few, mesh=mesh, method="ring").sum().backward()
+    yield "weights alone", float(weights_of(bias)[0].grad.abs().max()) if dist.get_rank() else 0.0
+
+
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "language": lambda: relpos.LanguageModel(
         11, 16, 16, depth=2, num_heads=4, position="t5+fox", shared_position=True, position_init_std=0.5
@@ -220,6 +235,7 @@ def run(folder: str) -> None:
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
     found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
     ring_schedule._LEAST = 1  # several blocks of few tokens
+    found["blind"] = dict(blind(mesh))
     found["compared"], found["models"] = dict(compare(mesh)), dict(in_models(mesh))
     x = torch.arange(2 * N).view(2, N)
     found["unshard"] = all(

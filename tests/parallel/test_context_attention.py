@@ -37,6 +37,13 @@ def test_outputs_and_gradients_are_those_of_one_process(found: Found) -> None:
     assert 0 < refused < 0.35 * sum(len(of_rank["compared"]) for of_rank in found)
 
 
+def test_a_rank_that_sees_nothing_takes_part(found: Found) -> None:
+    for of_rank in found:
+        assert len(of_rank["blind"]) == 3
+        for name, difference in of_rank["blind"].items():
+            assert difference < TOLERANCE, name
+
+
 def test_models_train_as_in_one_process(found: Found) -> None:
     for of_rank in found:
         assert len(of_rank["models"]) == 6
