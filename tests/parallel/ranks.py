@@ -55,6 +55,7 @@ def positions() -> dict[str, Any]:
         "shaw": (relpos.RotaryEmbedding(WIDTH) + relpos.ShawPosition(WIDTH, **std), line),
         "transformer_xl": (relpos.TransformerXLPosition(HEADS, WIDTH, 16), line),
         "deberta": (relpos.DisentangledPosition(HEADS, WIDTH, 16, span=4, max_distance=8), line),
+        "rerope": (relpos.ReRoPE(relpos.RotaryEmbedding(WIDTH), 4), line),
         "cope": (relpos.CoPE(WIDTH, **std), line),
         "fire": (relpos.FIREBias(HEADS), line),
         "fox": (relpos.ForgetGate(HEADS, STATES, **std), line),
@@ -116,7 +117,7 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
     rows = pairwise(list(known), list(MASKS), METHODS, (1, 2))
     if dist.get_world_size() > 2:  # what differs there is who sends what
         rows = [row for row in rows if row[2][0] != "gather"][::3]
-    rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "cope", "fox", "terms")]
+    rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "rerope", "cope", "fox", "terms")]
     for name, mask, (method, layout), groups in rows:
         position, tokens = known[name]
         if name == "terms" and method == "ulysses":
@@ -224,6 +225,23 @@ def refused(mesh: Any) -> Iterator[tuple[str, str]]:
     yield "a rule of rows", call(position=cope, queries=whole, method="ring")
     yield "heads", call(position=None, method="ulysses") if HEADS % dist.get_world_size() else "nothing"
     yield "a mask of few tokens", call(mask=torch.ones(4, 4, dtype=torch.bool))
+    half = Mask.window(3, 0) if rank else "causal"
+    yield "another mask", call(mask=half)
+    yield "other tokens", call(position=bias, queries=Sequence(whole.count, start=rank))
+    mine = relpos.T5Bias(HEADS).requires_grad_(rank == 0)
+    yield "a frozen weight on one rank", call(position=mine, queries=whole)
+    share = relpos.DenseBias(torch.zeros(1, HEADS, 4, 4))
+    yield "terms of a share", call(position=share)
+    yield "more terms of a share", call(terms=share, method="gather")
+    inkling = relpos.InklingBias(HEADS, STATES, extent=6)
+    yield "states of all tokens", call(position=inkling, queries=whole, states=torch.zeros(1, whole.count, STATES))
+    yield (
+        "no states on one rank",
+        call(position=inkling, queries=whole, states=torch.zeros(1, 4, STATES) if rank else None),
+    )
+    blocks = Mask(blocks=relpos.Blocks(torch.ones(1, *[-(-whole.count // 3)] * 2, dtype=torch.bool), 3))
+    yield "a block of two ranks", call(mask=blocks, method="gather")
+    yield "a block of two ranks, automatically", call(mask=blocks)
     randomized = relpos.RandomizedPositions(relpos.RotaryEmbedding(WIDTH), 64)
     yield "drawn", call(position=randomized, queries=whole)
 

@@ -70,6 +70,15 @@ SAID = {
     "a rule of rows": "NotImplementedError: expected a position without a rule of rows",
     "heads": "nothing",
     "a mask of few tokens": "ValueError: expected a mask of",
+    "another mask": "ValueError: expected the mask alike on all",
+    "other tokens": "ValueError: expected the coordinates alike on all",
+    "a frozen weight on one rank": "ValueError: expected the position alike on all",
+    "terms of a share": "ValueError: expected DenseBias",
+    "more terms of a share": "ValueError: expected DenseBias",
+    "states of all tokens": "ValueError: expected states of 1 elements and the 4 tokens that q has",
+    "no states on one rank": "ValueError: expected ",
+    "a block of two ranks": "NotImplementedError: expected shares that begin at a multiple of 3",
+    "a block of two ranks, automatically": "",
     "drawn": "ValueError: expected positions that all ranks know",
 }
 
