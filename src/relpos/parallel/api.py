@@ -58,10 +58,10 @@ def context_attention(
         gather: each rank has all keys and values. Every mechanism, and every mask but block layouts with a block that
             two stretches share; memory grows with N.
         ring: keys and values travel in blocks, while others are computed. A rank holds its share and two blocks; what
-            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE) and rotations by pair
-            (ReRoPE, Self-Extend, dual chunk attention); no mask that is a tensor or a block layout.
+            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE) and rotations by
+            pair (ReRoPE, Self-Extend, dual chunk attention); no mask that is a tensor or a block layout.
         ulysses: ranks exchange tokens for heads, and each computes H / R heads of the whole sequence.
-        auto: what a rank sends least by, of those that can compute the call.
+        auto: what a rank sends least by, of those that can compute the call; gather only where the ring cannot.
 
     Args:
         q: queries of this rank's tokens.

@@ -15,9 +15,9 @@ from typing import Literal
 from torch import Tensor
 
 from relpos.core import Mask, Terms
-from relpos.parallel.exchange import Shares
 from relpos.parallel.by_heads import lacks_heads
 from relpos.parallel.by_ring import lacks_blocks
+from relpos.parallel.exchange import Shares
 from relpos.parallel.ring_schedule import Schedule
 
 ShardMethod = Literal["auto", "gather", "ring", "ulysses"]
