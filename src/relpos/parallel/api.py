@@ -112,18 +112,14 @@ def context_attention(
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
     terms_of = terms_of_queries(position, queries, states, count, ranks, shares, more=terms)
-
-    def schedule() -> Schedule:
-        return Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
-
-    first = terms_of(shares[ranks.rank][0])
-    taken = choose_method(method, first, q, k, v, states is not None, whole_mask, shares, schedule)
+    schedule = Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
+    taken = choose_method(method, terms_of(schedule.own[0]), q, k, v, states is not None, schedule)
     if taken == "ulysses":
         if states is not None:
             terms_of = terms_of_queries(position, queries, states, count, ranks, shares, True, terms)
         return by_heads(q, k, v, terms_of((0, count)), whole_mask, scale, ranks, shares)
     if taken == "ring":
-        return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule())
+        return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule)
     return by_gather(q, k, v, terms_of, whole_mask, scale, ranks, shares)
 
 

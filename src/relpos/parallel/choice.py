@@ -9,7 +9,6 @@ Forward, in numbers (the backward sends in the same proportions), of H query hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor
@@ -24,24 +23,14 @@ ShardMethod = Literal["auto", "gather", "ring", "ulysses"]
 
 
 def choose_method(
-    method: ShardMethod,
-    terms: Terms,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    has_states: bool,
-    mask: Mask | None,
-    shares: Shares,
-    schedule_of: Callable[[], Schedule],
+    method: ShardMethod, terms: Terms, q: Tensor, k: Tensor, v: Tensor, has_states: bool, schedule: Schedule
 ) -> ShardMethod:
     """The method of a call, the same on every rank.
-
-    Args:
-        schedule_of: makes the ring's schedule; called only where the ring can compute the call.
 
     Raises:
         NotImplementedError: the one asked for lacks something, or with "auto" all do.
     """
+    mask, shares = schedule.mask, schedule.spans
     size = len(shares)
     lacks: dict[ShardMethod, str | None] = {
         "ring": lacks_blocks(terms, mask),
@@ -57,7 +46,6 @@ def choose_method(
         return method
     if lacks["ring"] is not None:
         return able
-    schedule = schedule_of()
     if lacks["ulysses"] is not None or has_states:
         return "ring"
     heads, key_heads, width = q.shape[1], k.shape[1], k.shape[3] + v.shape[3]
