@@ -29,6 +29,7 @@ MASKS: dict[str, Any] = {
     "causal window": Mask.window(4, 0),
     "packed": Mask.causal() & Mask.packed(DOCUMENTS),
     "padded": Mask.padding(torch.arange(N) < torch.tensor([[11], [N]])),
+    "blocks": Mask(blocks=relpos.Blocks(torch.eye(4, dtype=torch.bool)[None].roll(1, 2), 5)),  # cut by shards
     "globals": Mask(left=2, right=2, key_global=torch.arange(N) == 3, query_global=torch.arange(N) == 3),
 }
 
@@ -55,6 +56,7 @@ def positions() -> dict[str, Any]:
         "shaw": (relpos.RotaryEmbedding(WIDTH) + relpos.ShawPosition(WIDTH, **std), line),
         "transformer_xl": (relpos.TransformerXLPosition(HEADS, WIDTH, 16), line),
         "deberta": (relpos.DisentangledPosition(HEADS, WIDTH, 16, span=4, max_distance=8), line),
+        "rerope": (relpos.ReRoPE(relpos.RotaryEmbedding(WIDTH), 4), line),
         "cope": (relpos.CoPE(WIDTH, **std), line),
         "fire": (relpos.FIREBias(HEADS), line),
         "fox": (relpos.ForgetGate(HEADS, STATES, **std), line),
@@ -113,10 +115,11 @@ def difference(mesh: Any, whole: list[Tensor], share: list[Tensor], layout: str)
 def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
     """Cases by name: the difference from one process, or what refuses them."""
     known = positions()
-    rows = pairwise(list(known), list(MASKS), METHODS, (1, 2))
+    rows = pairwise(list(known), [name for name in MASKS if name != "blocks"], METHODS, (1, 2))
     if dist.get_world_size() > 2:  # what differs there is who sends what
         rows = [row for row in rows if row[2][0] != "gather"][::3]
-    rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "cope", "fox", "terms")]
+    rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "rerope", "cope", "fox", "terms")]
+    rows += [("t5", "blocks", ("auto", "zigzag"), 1)]
     for name, mask, (method, layout), groups in rows:
         position, tokens = known[name]
         if name == "terms" and method == "ulysses":
@@ -147,6 +150,21 @@ def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
         yield f"bits, {dtype}", all(torch.equal(x, y) for x, y in zip(once, again, strict=True))
         whole = attend(relpos.attention, bias, Sequence(n), [x.double() for x in given], mask="causal")
         yield f"blocks, {dtype}", difference(mesh, whole, once, "zigzag")
+
+
+def blind(mesh: Any) -> Iterator[tuple[str, Any]]:
+    """Ranks whose queries see nothing take part in the backward, and their weights get a gradient of 0."""
+    few = Mask.padding(torch.arange(N) < torch.tensor([[3], [4]]))
+    known, given = positions(), inputs(1)
+    parts = [shard(x, mesh) for x in given]
+    for name in ("fox", "t5 causal"):
+        whole = attend(relpos.attention, *known[name], given, mask=few, backend="reference")
+        share = attend(context_attention, *known[name], parts, mask=few, mesh=mesh, method="ring")
+        yield name, difference(mesh, whole, share, "contiguous")
+    q, k, v = (x.transpose(1, 2) for x in parts[:3])
+    bias, tokens = known["t5"]
+    context_attention(q, k, v, position=bias, queries=tokens, mask=few, mesh=mesh, method="ring").sum().backward()
+    yield "weights alone", float(weights_of(bias)[0].grad.abs().max()) if dist.get_rank() else 0.0
 
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -209,6 +227,23 @@ def refused(mesh: Any) -> Iterator[tuple[str, str]]:
     yield "a rule of rows", call(position=cope, queries=whole, method="ring")
     yield "heads", call(position=None, method="ulysses") if HEADS % dist.get_world_size() else "nothing"
     yield "a mask of few tokens", call(mask=torch.ones(4, 4, dtype=torch.bool))
+    half = Mask.window(3, 0) if rank else "causal"
+    yield "another mask", call(mask=half)
+    yield "other tokens", call(position=bias, queries=Sequence(whole.count, start=rank))
+    mine = relpos.T5Bias(HEADS).requires_grad_(rank == 0)
+    yield "a frozen weight on one rank", call(position=mine, queries=whole)
+    share = relpos.DenseBias(torch.zeros(1, HEADS, 4, 4))
+    yield "terms of a share", call(position=share)
+    yield "more terms of a share", call(terms=share, method="gather")
+    inkling = relpos.InklingBias(HEADS, STATES, extent=6)
+    yield "states of all tokens", call(position=inkling, queries=whole, states=torch.zeros(1, whole.count, STATES))
+    yield (
+        "no states on one rank",
+        call(position=inkling, queries=whole, states=torch.zeros(1, 4, STATES) if rank else None),
+    )
+    blocks = Mask(blocks=relpos.Blocks(torch.ones(1, *[-(-whole.count // 3)] * 2, dtype=torch.bool), 3))
+    yield "a block of two ranks", call(mask=blocks, method="gather")
+    yield "a block of two ranks, automatically", call(mask=blocks)
     randomized = relpos.RandomizedPositions(relpos.RotaryEmbedding(WIDTH), 64)
     yield "drawn", call(position=randomized, queries=whole)
 
@@ -220,6 +255,7 @@ def run(folder: str) -> None:
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
     found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
     ring_schedule._LEAST = 1  # several blocks of few tokens
+    found["blind"] = dict(blind(mesh))
     found["compared"], found["models"] = dict(compare(mesh)), dict(in_models(mesh))
     x = torch.arange(2 * N).view(2, N)
     found["unshard"] = all(

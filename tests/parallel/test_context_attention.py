@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from loaded import Loaded
+from relpos.parallel.ranks import Ranks
 
 TOLERANCE = 1e-12
 Found = list[dict[str, Any]]
@@ -37,6 +38,13 @@ def test_outputs_and_gradients_are_those_of_one_process(found: Found) -> None:
     assert 0 < refused < 0.35 * sum(len(of_rank["compared"]) for of_rank in found)
 
 
+def test_a_rank_that_sees_nothing_takes_part(found: Found) -> None:
+    for of_rank in found:
+        assert len(of_rank["blind"]) == 3
+        for name, difference in of_rank["blind"].items():
+            assert difference < TOLERANCE, name
+
+
 def test_models_train_as_in_one_process(found: Found) -> None:
     for of_rank in found:
         assert len(of_rank["models"]) == 6
@@ -63,6 +71,15 @@ SAID = {
     "a rule of rows": "NotImplementedError: expected a position without a rule of rows",
     "heads": "nothing",
     "a mask of few tokens": "ValueError: expected a mask of",
+    "another mask": "ValueError: expected the mask alike on all",
+    "other tokens": "ValueError: expected the coordinates alike on all",
+    "a frozen weight on one rank": "ValueError: expected the position alike on all",
+    "terms of a share": "ValueError: expected DenseBias",
+    "more terms of a share": "ValueError: expected DenseBias",
+    "states of all tokens": "ValueError: expected states of 1 elements and the 4 tokens that q has",
+    "no states on one rank": "ValueError: expected ",
+    "a block of two ranks": "NotImplementedError: expected shares that begin at a multiple of 3",
+    "a block of two ranks, automatically": "nothing",
     "drawn": "ValueError: expected positions that all ranks know",
 }
 
@@ -85,3 +102,12 @@ def test_shares_make_the_whole_and_gradients_their_mean(found: Found) -> None:
 def test_a_lost_rank_is_one_line(found: Found) -> None:
     assert found[0]["lost"].startswith("expected an answer from each of")
     assert "\n" not in found[0]["lost"]
+
+
+@pytest.mark.parametrize(
+    ("gloo", "said"),
+    [("Timed out waiting 8000ms", "A rank has ended, or is later than"), ("Connection closed", "Another rank has")],
+)
+def test_a_rank_that_is_late_is_not_said_to_have_ended(gloo: str, said: str) -> None:
+    with pytest.raises(ConnectionError, match=f"rank 0 got: {gloo}. {said}"), Ranks(None, 0, 2).watched():  # type: ignore[arg-type]
+        raise RuntimeError(f"[/gloo/buffer.cc:78] {gloo}")

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from relpos import LanguageModel
 from relpos.cli import errors, main
 from relpos.train import ImageRecipe, processes
 from relpos.train.processes import Parallelism
@@ -39,6 +41,13 @@ def test_what_several_processes_cannot_share() -> None:
     for batch, accumulate, world, near in ((400, 3, 1, "399 or 402"), (32, 3, 2, "30 or 36"), (3, 2, 2, "4")):
         with pytest.raises(ValueError, match=rf"{world} processes x {accumulate} .*; got {batch}\. .* of {near}\."):
             Parallelism(accumulate=accumulate).require_divides(batch, world)
+
+
+@pytest.mark.parametrize(("context", "layout"), [(16, "zigzag"), (10, "contiguous")])
+def test_processes_that_share_a_language_models_sequences_have_equal_work(context: int, layout: str) -> None:
+    model = LanguageModel(5, context=context, embed_dim=4, depth=1, num_heads=1)
+    assert Parallelism(context=2).layout(torch.nn.Sequential(model)) == layout  # wrapped, as by DDP
+    assert Parallelism(context=2).layout(torch.nn.Linear(1, 1)) == "contiguous"
 
 
 def test_accelerate_that_started_one_process_of_several(environment: pytest.MonkeyPatch) -> None:

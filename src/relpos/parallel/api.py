@@ -27,7 +27,7 @@ from relpos.parallel.by_ring import by_ring
 from relpos.parallel.choice import ShardMethod, choose_method
 from relpos.parallel.layout import ShardLayout, require_layout, stretches
 from relpos.parallel.local_terms import check_position, terms_of_queries
-from relpos.parallel.ranks import Ranks
+from relpos.parallel.ranks import Ranks, structure
 from relpos.parallel.ring_schedule import FORWARD, Schedule
 
 
@@ -55,11 +55,13 @@ def context_attention(
     with those of all other weights, once.
 
     Methods:
-        gather: each rank has all keys and values. Every mechanism, every mask; memory grows with N.
+        gather: each rank has all keys and values. Every mechanism, and every mask but block layouts with a block that
+            two stretches share; memory grows with N.
         ring: keys and values travel in blocks, while others are computed. A rank holds its share and two blocks; what
-            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE).
+            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE) and rotations by
+            pair (ReRoPE, Self-Extend, dual chunk attention); no mask that is a tensor or a block layout.
         ulysses: ranks exchange tokens for heads, and each computes H / R heads of the whole sequence.
-        auto: what a rank sends least by, of those that can compute the call.
+        auto: what a rank sends least by, of those that can compute the call; gather only where the ring cannot.
 
     Args:
         q: queries of this rank's tokens.
@@ -97,13 +99,13 @@ def context_attention(
         >>> dist.destroy_process_group()
     """
     ranks = Ranks.of(mesh)
-    asked = _Asked(q, k, v, position, queries, mask, method, layout, scale, dropout, states)
+    asked = _Asked(q, k, v, position, queries, mask, method, layout, scale, dropout, states, terms)
     error: Exception | None = None
     facts: dict[str, object] = dict.fromkeys(_FACTS, 0)
     whole_mask = None
     try:
         whole_mask = asked.check(ranks.size)
-        facts = asked.facts()
+        facts = asked.facts(whole_mask)
     except (ValueError, NotImplementedError) as raised:
         error = raised
     ranks.agree(facts, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
@@ -122,8 +124,8 @@ def context_attention(
 
 
 _FACTS = (
-    "shapes of q, k and v", "dtypes of q, k and v", "the position", "the method", "the layout", "the scale",
-    "gradients of q, k, v and states",
+    "shapes of q, k and v", "dtypes of q, k and v", "the position", "terms", "the coordinates", "the mask",
+    "the method", "the layout", "the scale", "gradients of q, k, v and states",
 )  # fmt: skip
 
 
@@ -142,14 +144,16 @@ class _Asked:
     scale: float | None
     dropout: float
     states: Tensor | None
+    terms: Terms | Term | None
 
-    def facts(self) -> dict[str, object]:
+    def facts(self, mask: Mask | None) -> dict[str, object]:
         """What must be the same on all ranks, by the names of `_FACTS`."""
         qkv = (self.q, self.k, self.v)
         learning = (*qkv, *(() if self.states is None else (self.states,)))
         values = (
-            [tuple(x.shape) for x in qkv], [str(x.dtype) for x in qkv], type(self.position).__name__, self.method,
-            self.layout, self.scale, [torch.is_grad_enabled() and x.requires_grad for x in learning],
+            [tuple(x.shape) for x in qkv], [str(x.dtype) for x in qkv], structure(self.position),
+            structure(self.terms), structure(self.queries), structure(mask), self.method, self.layout, self.scale,
+            [torch.is_grad_enabled() and x.requires_grad for x in learning],
         )  # fmt: skip
         return dict(zip(_FACTS, values, strict=True))
 
@@ -175,8 +179,13 @@ class _Asked:
         if self.layout == "zigzag" and size > 1 and q.shape[2] % 2:
             remedy = 'Pad the sequence, or use layout="contiguous".'
             fail("an even number of tokens on each rank of a zigzag", str(q.shape[2]), remedy)
-        check_position(self.position, self.queries, self.states, q.shape[2] * size)
+        count = q.shape[2] * size
+        check_position(self.position, self.queries, self.states, count, q)
+        whole_q, whole_k, whole_v = (x[:, :, :1].expand(-1, -1, count, -1) for x in (q, k, v))
+        for terms in (self.position, self.terms):  # of all tokens
+            if isinstance(terms, Term | Terms):
+                (Terms() + terms).check(whole_q, whole_k, whole_v)
         whole = None if self.mask is None else Mask.of(self.mask)
         if whole is not None:
-            whole.check(q.shape[2] * size, q.shape[2] * size)
+            whole.check(count, count)
         return whole

@@ -60,7 +60,7 @@ class _RingWork:
         forward, backward: the schedules of both.
         terms: by stretch of queries, between these and all keys, without what was applied to queries and keys.
         parts: by the pairs of the backward, their terms; made outside, so that gradients reach what is cut.
-        learned: the tensors of these that want gradients.
+        learned: the tensors of these that want gradients, and those of queries that see nothing, whose gradients are 0.
         place: where this rank holds some of its tokens.
     """
 
@@ -237,10 +237,11 @@ class _Ring(torch.autograd.Function):
         d_k, d_v, d_plain_k = (*d_own, None)[:3]
         inputs = (q, k, v, plain_q, plain_k, *work.learned)
         gradients = (d_q, d_k, d_v, d_plain_q, d_plain_k, *sums)
-        wanted = ctx.needs_input_grad[1:]
-        return None, *(
-            g.to(x.dtype) if w and g is not None else None for w, x, g in zip(wanted, inputs, gradients, strict=True)
-        )
+        given = [
+            None if x is None or not wanted else torch.zeros_like(x) if g is None else g.to(x.dtype)
+            for wanted, x, g in zip(ctx.needs_input_grad[1:], inputs, gradients, strict=True)
+        ]
+        return None, *given
 
 
 def _return(work: _RingWork, step: RingStep, theirs: list[Tensor], like: list[Tensor]) -> tuple[RingStep, _Transfer]:
@@ -316,7 +317,9 @@ def _attend(
     of_queries = dict(zip(own, after, strict=True))
     begun: set[Stretch] = set()
     parts = {pair: _of_shard(of_queries[pair[0]], pair, begun) for pair in backward.all_pairs()}
-    unique = {id(x): x for one in parts.values() for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
+    seeing = {pair[0] for pair in parts}
+    blind = [terms for block, terms in of_queries.items() if block not in seeing]  # others wait for their gradients: 0
+    unique = {id(x): x for one in (*parts.values(), *blind) for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
     learned = [x for x in unique.values() if x.requires_grad]
     work = _RingWork(ranks, schedule, backward, of_queries, parts, learned, mask, float(scale), place)
     out: Tensor = _Ring.apply(

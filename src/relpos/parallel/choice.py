@@ -13,9 +13,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from relpos.core import Terms
+from relpos.core import Mask, Terms
 from relpos.parallel.by_heads import lacks_heads
 from relpos.parallel.by_ring import lacks_blocks
+from relpos.parallel.exchange import Shares
 from relpos.parallel.ring_schedule import Schedule
 
 ShardMethod = Literal["auto", "gather", "ring", "ulysses"]
@@ -27,26 +28,37 @@ def choose_method(
     """The method of a call, the same on every rank.
 
     Raises:
-        NotImplementedError: the one asked for lacks something.
+        NotImplementedError: the one asked for lacks something, or with "auto" all do.
     """
-    size = len(schedule.blocks)
-    lacks = {
-        "ring": lacks_blocks(terms, schedule.mask),
+    mask, shares = schedule.mask, schedule.spans
+    size = len(shares)
+    lacks: dict[ShardMethod, str | None] = {
+        "ring": lacks_blocks(terms, mask),
+        "gather": _lacks_rows(mask, shares),
         "ulysses": lacks_heads(terms, q.shape[1], k.shape[1], size),
-        "gather": None,
     }
+    able = next((name for name, lack in lacks.items() if lack is None), None)
+    if able is None or (method != "auto" and lacks[method] is not None):
+        lack = lacks["gather" if method == "auto" else method]
+        remedy = f"Use method={able!r} or 'auto'." if able else "No other method computes this call."
+        raise NotImplementedError(f"expected {lack} for method {method!r}; got another. {remedy}")
     if method != "auto":
-        if (lack := lacks[method]) is not None:
-            other = next(name for name, reason in lacks.items() if reason is None)
-            raise NotImplementedError(
-                f"expected {lack} for method {method!r}; got another. Use method={other!r} or 'auto'."
-            )
         return method
     if lacks["ring"] is not None:
-        return "gather"
+        return able
     if lacks["ulysses"] is not None or has_states:
         return "ring"
     heads, key_heads, width = q.shape[1], k.shape[1], k.shape[3] + v.shape[3]
     exchanged = q.shape[2] * (size - 1) * (heads + key_heads) * width // size
     sent = max(schedule.tokens_sent(rank) for rank in range(size)) * key_heads * width
     return "ulysses" if exchanged < sent else "ring"
+
+
+def _lacks_rows(mask: Mask | None, shares: Shares) -> str | None:
+    """Why a rank cannot compute its own queries alone, in words; None if it can."""
+    if mask is None or mask.blocks is None:
+        return None
+    size = mask.blocks.size
+    if any(start % size for spans in shares for start, _ in spans):
+        return f"shares that begin at a multiple of {size}, the size of the mask's blocks,"
+    return None

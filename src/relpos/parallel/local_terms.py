@@ -26,8 +26,14 @@ TermsOfQueries = Callable[[Stretch], Terms]
 """The terms between the queries of a stretch and all keys."""
 
 
-def check_position(position: Position | None, queries: Coordinates | None, states: object, count: int) -> None:
-    """Raise unless position, coordinates and states belong together, for a sequence of `count` tokens."""
+def check_position(
+    position: Position | None, queries: Coordinates | None, states: object, count: int, q: Float[Tensor, "B H n D"]
+) -> None:
+    """Raise unless position, coordinates and states belong together, for a sequence of `count` tokens.
+
+    Args:
+        q: queries of this rank's tokens, whose states are those of the same.
+    """
     if position is None or isinstance(position, Term | Terms):
         if queries is not None or states is not None:
             wanted = "queries= and states= only beside a mechanism"
@@ -43,6 +49,11 @@ def check_position(position: Position | None, queries: Coordinates | None, state
     for part in parts_of(cast(Mechanism, position)):
         if isinstance(part, RandomizedPositions) and part.training:
             fail("positions that all ranks know", "RandomizedPositions in training", "Each rank would draw its own.")
+        if needs_states(part):
+            require_tensor(states, f"states of {type(part).__name__}", dims=3)
+    if isinstance(states, Tensor) and states.shape[:2] != (q.shape[0], q.shape[2]):
+        wanted = f"states of {q.shape[0]} elements and the {q.shape[2]} tokens that q has"
+        fail(wanted, shape_of(states), "Pass those of this rank's tokens, which relpos.parallel.shard cuts.")
 
 
 def terms_of_queries(
@@ -73,7 +84,6 @@ def terms_of_queries(
             if not needs_states(part):
                 whole = whole + part.terms(queries)
                 continue
-            require_tensor(states, f"states of {type(part).__name__}", dims=3)
             assert states is not None
             of_states.append(_of_states(part, queries, states, ranks, shares, gathered))
     everything = slice(0, count)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from relpos.core.checks import fail, shape_of
+from relpos.core.tree import fields_of
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,10 @@ class Ranks:
         for column, (name, value) in enumerate(facts.items(), start=1):
             other = next((rank for rank, row in enumerate(rows) if row[column] != rows[self.rank][column]), None)
             if other is not None:
-                came = f"{value} on rank {self.rank} and another on rank {other}"
-                fail(f"{name} alike on all {self.size} ranks", came, "Each rank holds an equal share of the tokens.")
+                said = str(value) if len(str(value)) <= 200 else f"{str(value)[:197]}..."
+                came = f"{said} on rank {self.rank} and another on rank {other}"
+                remedy = "Each rank holds an equal share of the tokens; all else is that of the whole sequence."
+                fail(f"{name} alike on all {self.size} ranks", came, remedy)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -97,9 +100,11 @@ class Ranks:
             said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             said = said.rpartition("] ")[2] if said.startswith("[") else said
             said = said.partition(". ")[0]
+            timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
+            why = "A rank has ended, or is later than the group's timeout" if timed_out else "Another rank has ended"
             raise ConnectionError(
                 f"expected an answer from each of {self.size} ranks; rank {self.rank} got: {said}. "
-                "Another rank has ended: its own message says why."
+                f"{why}: its own message says why."
             ) from None
 
 
@@ -108,6 +113,24 @@ def _number(value: object) -> int:
     if isinstance(value, int):
         return int(value)
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 2
+
+
+def structure(x: object) -> str:
+    """What a position, coordinates or a mask are, without the numbers in their tensors; the same in every process."""
+    if isinstance(x, Tensor):
+        learned = ", learned" if x.requires_grad else ""
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{learned}"
+    if isinstance(x, nn.Module):
+        return _named(x, {"": "+".join(type(one).__name__ for one in x.modules())} | dict(x.named_parameters()))
+    if isinstance(x, list | tuple):
+        return f"[{', '.join(map(structure, x))}]"
+    if is_dataclass(x) and not isinstance(x, type):
+        return _named(x, {name: one for name, one in fields_of(x).items() if one is not None})
+    return repr(x) if isinstance(x, int | float | str | None) else type(x).__name__
+
+
+def _named(x: object, of: Mapping[str, object]) -> str:
+    return f"{type(x).__name__}({', '.join(f'{name}={structure(one)}' for name, one in of.items())})"
 
 
 def rank_ordered_sum(parts: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -64,14 +65,18 @@ class Schedule:
     device: torch.device
     most: int
     blocks: list[list[Stretch]] = field(init=False)
-    _read: dict[tuple[Stretch, Stretch], Reach] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.blocks = [blocks_of(spans, self.most) for spans in self.spans]
-        if self.mask is not None and not self.mask.is_interval:
-            every = sorted(span for spans in self.spans for span in spans)
-            keys = sorted({*every, *(block for blocks in self.blocks for block in blocks)})
-            self._read = reach_table(self.mask, every, keys, self.device)
+
+    @cached_property
+    def _read(self) -> dict[tuple[Stretch, Stretch], Reach]:
+        """What is read from the mask's tensors: not before it is known that keys come in blocks."""
+        if self.mask is None or self.mask.is_interval:
+            return {}
+        every = sorted(span for spans in self.spans for span in spans)
+        keys = sorted({*every, *(block for blocks in self.blocks for block in blocks)})
+        return reach_table(self.mask, every, keys, self.device)
 
     @property
     def own(self) -> list[Stretch]:

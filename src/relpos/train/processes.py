@@ -33,6 +33,8 @@ from relpos.core.checks import fail, require_choice, require_int
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from relpos.parallel.layout import ShardLayout
+
 Strategy = Literal["ddp", "fsdp"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -95,7 +97,7 @@ class Parallelism:
         if self.context > 1:
             from relpos.parallel import context_parallel
 
-            context_parallel(model, self._sharing(device, accelerator.num_processes), layout=_LAYOUT)
+            context_parallel(model, self._sharing(device, accelerator.num_processes), layout=self.layout(model))
         if self.strategy == "fsdp" and accelerator.num_processes > 1:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -114,8 +116,16 @@ class Parallelism:
         for first in range(count):
             yield share if count == 1 else _every(share, first, count)
 
-    def share(self, batch: Any, accelerator: Accelerator) -> Any:
-        """This process's share of a batch."""
+    def layout(self, model: nn.Module) -> ShardLayout:
+        """Which tokens each process has: of a language model, whose mask is causal, such as give all equal work."""
+        from relpos.models import LanguageModel
+
+        language = next((one for one in model.modules() if isinstance(one, LanguageModel)), None)
+        equal = language is not None and language.context % (2 * self.context) == 0
+        return "zigzag" if equal else "contiguous"
+
+    def share(self, batch: Any, accelerator: Accelerator, model: nn.Module) -> Any:
+        """This process's share of a batch, for the model that takes it."""
         world, rank = accelerator.num_processes, accelerator.process_index
         if self.context == 1:
             return batch if world == 1 else _every(batch, rank, world)
@@ -124,7 +134,7 @@ class Parallelism:
         if classes.dim() > 1:  # of tokens, not of images
             from relpos.parallel import shard
 
-            classes = shard(classes, self._sharing(classes.device, world), layout=_LAYOUT)
+            classes = shard(classes, self._sharing(classes.device, world), layout=self.layout(model))
         return inputs, classes
 
     @contextmanager
@@ -139,7 +149,7 @@ class Parallelism:
         try:
             yield
         finally:
-            context_parallel(model, self._sharing(device, world_size()), layout=_LAYOUT)
+            context_parallel(model, self._sharing(device, world_size()), layout=self.layout(model))
 
     def _sharing(self, device: torch.device, world: int) -> DeviceMesh:
         """This process's dimension of the mesh of batch and sequence."""
@@ -159,7 +169,6 @@ class Parallelism:
         return nullcontext() if last else accelerator.no_sync(model)
 
 
-_LAYOUT: Literal["contiguous", "zigzag"] = "contiguous"
 _MESHES: dict[tuple[str, int, int], DeviceMesh] = {}
 """By device, processes, and processes that share a sequence: a mesh has groups of its own."""
 

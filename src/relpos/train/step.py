@@ -34,7 +34,7 @@ class TrainStep:
 
     def share(self, batch: Any) -> Any:
         """This process's share of a batch, on its device."""
-        return to_device(self.run.parallelism.share(batch, self.accelerator), self.run.device)
+        return to_device(self.run.parallelism.share(batch, self.accelerator, self.state.module), self.run.device)
 
     def backward(self, share: Any, rate: float) -> float:
         """The gradients of this process's share, part by part, and its loss. Sets the learning rate.
