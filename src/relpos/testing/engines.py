@@ -52,10 +52,6 @@ def lacking(engine: str, position: Terms | Mechanism, *tokens: Any, mask: Mask |
         if not isinstance(term, (*served, Scale)):  # a scale is the call's
             return type(term).__name__
     biases = terms.of(LineBias)
-    if biases and any(term.adds_scores for term in terms.of(QueryScale)):
-        return "QueryScale on scores"
-    if any(term.of_queries for term in terms.of(Sinks)):
-        return "Sinks of each query"
     if len(biases) > 1:
         return "several line biases"
     learned = [term.lines for term in biases if term.values.requires_grad and term.lines.layout.kind == "irregular"]
