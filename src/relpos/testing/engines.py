@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from relpos.core import LineBias, Mask, QueryScale, Scale, Sinks, Terms
+from relpos.core import LineBias, Mask, Scale, Terms
 from relpos.engines import backends
 from relpos.engines.selection import ENGINES
 from relpos.position import Mechanism
