@@ -151,7 +151,8 @@ def importable() -> Iterator[None]:
         for path in paths:
             sys.path.remove(path)
         for name, module in list(sys.modules.items()):
-            if isinstance(module, _Empty) or type(module).__name__ == "LazyModule":  # whose attributes raise
+            lazy = any(kind.__name__ == "LazyModule" for kind in type(module).__mro__)  # whose attributes raise
+            if lazy or isinstance(module, _Empty):
                 del sys.modules[name]
 
 
