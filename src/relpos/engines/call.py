@@ -6,7 +6,7 @@ trust a `Call`. `packing` takes it apart for autograd or a custom operator, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -114,9 +114,7 @@ class Call:
             return [self]
         return [replace(self, terms=terms, mask=mask) for terms, mask in chosen.parts(self.terms, self.mask)]
 
-    def rotated(
-        self, rotate: Callable[..., Tensor] | None = None, turned: dict[Hashable, Tensor] | None = None
-    ) -> Call:
+    def rotated(self, rotate: Callable[..., Tensor] | None = None, turned: Tensor | None = None) -> Call:
         """This call with its rotation, query bias and query scale applied to q and k, and without these terms.
 
         With `PairRotations` it has the pairs of one rotation, and those of the rest are `others`.
@@ -127,9 +125,7 @@ class Call:
         """
         for term in self.terms.items:
             if isinstance(term, PairRotations):
-                alike: dict[Hashable, Tensor] = {}
-                first, *others = (part.rotated(rotate, alike) for part in self.parts())
-                return replace(first, others=tuple(others))
+                return self._rotated_by_pair(rotate)
             if _on_content(term):
                 break
         else:
@@ -146,6 +142,17 @@ class Call:
             q, k, v, after_content(self.terms), self.mask, self.scale, self.dropout, self.seed, self.return_lse,
             plain_q, plain_k, self.first_row, self.tokens,
         )  # fmt: skip
+
+    def _rotated_by_pair(self, rotate: Callable[..., Tensor] | None) -> Call:
+        made: list[tuple[Rotation, Tensor]] = []
+        calls = []
+        for part in self.parts():
+            rotation = part.terms.one(Rotation)
+            assert rotation is not None
+            turned = next((k for other, k in made if rotation.turns_keys_as(other)), None)
+            calls.append(part.rotated(rotate, turned))
+            made.append((rotation, calls[-1].k))
+        return replace(calls[0], others=tuple(calls[1:]))
 
     def empty_result(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp where `is_empty`, or on meta: zeros, to which gradients lead all the same."""

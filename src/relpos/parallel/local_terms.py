@@ -100,11 +100,10 @@ def terms_of_queries(
 def _of_states(
     part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares, gathered: bool
 ) -> TermsOfQueries:
-    keys = queries
     if gathered or not isinstance(queries, Sequence | Grid):  # others cannot be cut: sums need the same tokens as keys
         (every,) = gather_tokens(ranks, shares, 1, states)
         terms = terms_of(part, queries, None, every)
-        return lambda span: terms.narrow(slice(*span), slice(0, keys.count))
+        return lambda span: terms.narrow(slice(*span), slice(0, queries.count))
     remembered = None
     if remembers(part):
         with without_autocast(states.device):

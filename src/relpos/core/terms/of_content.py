@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -230,22 +230,18 @@ def content(
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B G M D"],
     rotate: Callable[..., Tensor] | None = None,
-    turned: dict[Hashable, Tensor] | None = None,
+    turned: Float[Tensor, "B G M D"] | None = None,
 ) -> tuple[Float[Tensor, "B H N W"], Float[Tensor, "B G M W"]]:
     """`factor * (rotate(q) + u)` and `rotate(k)`, whose products are the content; W is D, or more where a rotation
     `widens`. Grouped keys may stay grouped if every head rotates alike. An engine may bring its own `rotate`. `turned`:
-    the same keys, by what turned them, for several rotations that turn them alike."""
+    `rotate(k)`, if another rotation that turns keys alike made it."""
     rotation = terms.one(Rotation)
     if rotation is not None:
         free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
         into: RotationLayout | None = "interleaved" if free else None  # only their products are used
         q = rotation._turned(q, "query", rotate, into)
         if rotation.key is not None:
-            own = id(rotation.key), id(rotation.key_magnitude), rotation.magnitude, rotation.layout, rotation.start
-            known = None if turned is None else turned.get((*own, into))
-            k = rotation._turned(k, "key", rotate, into) if known is None else known
-            if turned is not None:
-                turned[*own, into] = k
+            k = rotation._turned(k, "key", rotate, into) if turned is None else turned
     for term in terms.of(QueryBias):
         if rotation is not None and rotation.widens > 1:
             came = f"a QueryBias with {type(rotation).__name__}, which makes queries wider"

@@ -182,6 +182,12 @@ class Rotation(Single):
         """Whether keys are turned differently in each query head, so that grouped keys are no longer shared."""
         return any(x is not None and x.shape[1] != 1 for x in (self.key, self.key_magnitude))
 
+    def turns_keys_as(self, other: Rotation) -> bool:
+        """Whether both make the same of keys, judged by the identity of their angles."""
+        names = ("magnitude", "layout", "start", "_is_fixed")
+        alike = all(getattr(self, name) == getattr(other, name) for name in names)
+        return alike and self.key is other.key and self.key_magnitude is other.key_magnitude
+
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
             return None if x is None else x[..., part, :]
