@@ -90,7 +90,7 @@ def resize_position(
         parent._modules[name.rpartition(".")[2]] = grown[id(found[name])]
     for layer, there in layers:
         layer.coordinates = there
-        layer.positions.grids = {}
+        layer.positions.grids = ()
     return ResizeReport(type(model).__name__, rules, coordinates, image_size)
 
 

@@ -10,9 +10,7 @@ mechanism. It asks the holder for that child at every call, because PEFT puts a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -47,12 +45,12 @@ class ReplacedPositions(LayerPositions):
 
     Attributes:
         frozen: names in that module of the parameters of its own position that were trainable before.
-        grids: by their number of tokens, the grids of images of other sizes than the one it was built for.
+        grids: those of images of other sizes than the one it was built for, one for each number of tokens.
     """
 
     sharing: ClassVar[str] = "shared"
     frozen: tuple[str, ...] = ()
-    grids: Mapping[int, Grid] = MappingProxyType({})
+    grids: tuple[Grid, ...] = ()
     _frozen_by_name = False
     _warning: FrozenWarning | None = None
     _initial_writes: WriteCounts | None = None
@@ -104,7 +102,7 @@ class ReplacedPositions(LayerPositions):
 
     def __getstate__(self) -> dict[str, Any]:
         at_start = self._initial_writes is not None and self._initial_writes.unwritten_since(self)
-        return {**self.__dict__, "_initial_writes": at_start, "grids": {}}
+        return {**self.__dict__, "_initial_writes": at_start, "grids": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -203,8 +201,9 @@ class LayerPosition:
 
     def of_call(self, tokens: int) -> Coordinates:
         """The coordinates of a call of this many tokens: those it was built for, or of an image of another size."""
-        if tokens in self.positions.grids:
-            return self.positions.grids[tokens]
+        for grid in self.positions.grids:
+            if grid.count == tokens:
+                return grid
         if tokens != self.coordinates.count:
             remedy = "Positions have the size that the model was built for: call relpos.resize_position(model, size)."
             fail(f"{self.coordinates.count} tokens, for {self.coordinates}", f"{tokens}", remedy)
@@ -233,11 +232,12 @@ class LayerPosition:
         if not all(AS_IS in one.growth for one in self.sums()):
             self.require_grid(came)
         grid = Grid(*came, prefix=built.prefix)
-        before = grids.get(grid.count, built if built.count == grid.count else grid)
+        alike = [one for one in (*grids, built) if one.count == grid.count]
+        before = alike[0] if alike else grid
         if checkpoints and before != grid:
             came_too = f"{tuple(came)} after {before.sizes}"
             fail("one shape of images for each number of patches with checkpoints", came_too, "Train without them.")
-        self.positions.grids = {**grids, grid.count: grid}
+        self.positions.grids = (grid, *(one for one in grids if one.count != grid.count))
 
 
 def is_growing(coordinates: Coordinates) -> bool:
