@@ -10,9 +10,9 @@ from relpos.data.datasets import Datasets, ImageDatasets
 from relpos.data.digits import Digits
 from relpos.data.documents import Documents
 from relpos.data.finding import KINDS_OF_DATA, SOURCES, find_data, notes
+from relpos.data.from_sources import from_hf, from_wds
 from relpos.data.images import ImageFolder
-from relpos.data.sampled import SampledImages
-from relpos.data.samples import from_hf, from_wds
+from relpos.data.sampled_images import SampledImages
 from relpos.data.streams import StreamedImages
 from relpos.data.task import ImageProbe, ImageTask, Probe, Split, Task, Watch
 from relpos.data.text import Text, TextProbe

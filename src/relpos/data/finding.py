@@ -21,9 +21,9 @@ from typing import Any
 from relpos.core.checks import fail, shape_of
 from relpos.data.datasets import of_datasets
 from relpos.data.digits import Digits
+from relpos.data.from_sources import from_named
 from relpos.data.images import ImageFolder
-from relpos.data.sampled import pair_of
-from relpos.data.samples import from_named
+from relpos.data.sampled_images import pair_of
 from relpos.data.task import ImageTask, Task, Watch
 from relpos.data.text import Text
 from relpos.files.reading import require_utf8

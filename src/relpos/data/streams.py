@@ -27,7 +27,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from relpos.core.checks import fail
-from relpos.data.sampled import How, SampledImages
+from relpos.data.sampled_images import PictureOptions, SampledImages
 from relpos.data.sources.source import LabelledImage, SampleSource, Unreadable, digest_of
 from relpos.data.sources.splitting import split_of
 from relpos.data.task import Split
@@ -57,7 +57,7 @@ class StreamedImages(SampledImages):
     summary: ClassVar[str] = "The same, read while training."
     streamed: ClassVar[bool] = True
 
-    def __init__(self, source: SampleSource, how: How, buffer: int = BUFFER, survey: int = SURVEY) -> None:
+    def __init__(self, source: SampleSource, how: PictureOptions, buffer: int = BUFFER, survey: int = SURVEY) -> None:
         self._source, self.buffer = source, buffer
         super().__init__(source, how, survey)
         digest = hashlib.sha256(source.identity.encode() + self._survey.digest.encode()).hexdigest()[:12]
@@ -67,7 +67,7 @@ class StreamedImages(SampledImages):
         self._numbers = {name: number for number, name in enumerate(self.classes)}
 
     @classmethod
-    def _made(cls, source: SampleSource, how: How, options: dict[str, Any]) -> Self:
+    def _made(cls, source: SampleSource, how: PictureOptions, options: dict[str, Any]) -> Self:
         return cls(source, how, options.get("buffer", BUFFER), options.get("survey", SURVEY))
 
     def _counted(self, found: Survey) -> str:

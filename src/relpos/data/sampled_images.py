@@ -22,7 +22,7 @@ from relpos.data.task import Watch
 
 
 @dataclass(frozen=True)
-class How:
+class PictureOptions:
     """How the images of a source become pictures.
 
     Attributes:
@@ -47,7 +47,7 @@ class How:
         max_pixels: int | None,
         bad_data: str,
         watch: Watch | None,
-    ) -> How:
+    ) -> PictureOptions:
         """The same, with defaults for None."""
         from relpos.data.decode import MAX_PIXELS
 
@@ -73,7 +73,7 @@ class SampledImages(Pictures):
     summary: ClassVar[str] = "Images of a dataset of Hugging Face or of WebDataset's shards."
     streamed: ClassVar[bool] = False
 
-    def __init__(self, source: SampleSource, how: How, survey: int | None = None) -> None:
+    def __init__(self, source: SampleSource, how: PictureOptions, survey: int | None = None) -> None:
         from relpos.data.survey import Decoding, Survey, stacked  # needs Pillow
 
         super().__init__(how.image_size, how.patch, how.rotate)
@@ -122,7 +122,7 @@ class SampledImages(Pictures):
         """The task of `options`; if they include `contents`, the samples must be unchanged."""
         if "source" not in options:
             fail("options with source", str(options), "A dataset that Python handed over has to be handed over again.")
-        how = How.of(
+        how = PictureOptions.of(
             options.get("image_size"),
             options.get("patch"),
             options.get("rotate", False),
@@ -137,11 +137,11 @@ class SampledImages(Pictures):
         return task
 
     @classmethod
-    def _made(cls, source: SampleSource, how: How, options: dict[str, Any]) -> Self:
+    def _made(cls, source: SampleSource, how: PictureOptions, options: dict[str, Any]) -> Self:
         return cls(source, how)
 
 
-def _source(options: dict[str, Any], how: How, streaming: bool) -> SampleSource:
+def _source(options: dict[str, Any], how: PictureOptions, streaming: bool) -> SampleSource:
     """The source that a task's options name, without a cache."""
     from relpos.data.decode import bytes_at_most
 

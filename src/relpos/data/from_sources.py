@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from relpos.core.checks import fail, require_choice, require_flag, require_int, shape_of
 from relpos.data.documents import SOURCES, Documents
-from relpos.data.sampled import How, SampledImages
+from relpos.data.sampled_images import PictureOptions, SampledImages
 from relpos.data.sources.cache import SIZE, DiskCache, bytes_of
 from relpos.data.sources.source import SampleSource
 from relpos.data.streams import BUFFER, SURVEY, StreamedImages
@@ -96,7 +96,7 @@ def from_hf(
     odd = [name for name, value in of_text.items() if value is not None]
     if odd:
         fail("documents with " + " and ".join(odd), "images", "Leave them out, or name a column of text alone.")
-    how = How.of(image_size, patch, rotate, max_pixels, bad_data, watch)
+    how = PictureOptions.of(image_size, patch, rotate, max_pixels, bad_data, watch)
     source = HuggingFace(
         data, image_column, label_column, splits, streaming=streaming, image_at_most=bytes_at_most(how.max_pixels)
     )
@@ -144,12 +144,12 @@ def from_wds(
     if cache is None and cache_size is not None:
         fail("cache_size with cache", "no cache", "Name its folder, or leave cache_size out.")
     kept = None if cache is None else DiskCache(cache, bytes_of(SIZE if cache_size is None else cache_size))
-    how = How.of(image_size, patch, rotate, max_pixels, bad_data, watch)
+    how = PictureOptions.of(image_size, patch, rotate, max_pixels, bad_data, watch)
     source = ShardFiles(str(shards), image_column, label_column, kept, image_at_most=bytes_at_most(how.max_pixels))
     return _task(source, how, streaming, buffer, survey)
 
 
-def _task(source: SampleSource, how: How, streaming: bool, buffer: int | None, survey: int | None) -> Task:
+def _task(source: SampleSource, how: PictureOptions, streaming: bool, buffer: int | None, survey: int | None) -> Task:
     if streaming:
         buffer, survey = BUFFER if buffer is None else buffer, SURVEY if survey is None else survey
         require_int(buffer, "buffer", at_least=1)
