@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from relpos.results import (
-    SCHEMA_VERSION,
-    Attention,
-    Cost,
-    CurveRecord,
-    Divergence,
-    Environment,
-    Learned,
-    MechanismRecord,
-    Metric,
-    Parameters,
-    ProbeRecord,
-    RecipeRecord,
-    Results,
-    Run,
-    Sample,
-    SettingsRecord,
-    TaskRecord,
-    Time,
-    is_required,
-)  # fmt: skip
+from relpos.results import SCHEMA_VERSION, Results, is_required
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-SECTIONS = (
-    Results, SettingsRecord, RecipeRecord, Environment, TaskRecord, ProbeRecord, MechanismRecord, Run, Parameters,
-    CurveRecord, Divergence, Metric, Learned, Attention, Sample, Cost, Time,
-)  # fmt: skip
 TEXT = """# `results.json`: the schema, version {version}
 
 `relpos compare` writes one file per finished piece of work under `DIR/records/`, as `{{"sha256": ..., "record": ...}}`
@@ -48,7 +24,7 @@ Written by `python recipes/results_page.py`.
 def schema_page() -> str:
     """`docs/results.md`: a table for each dataclass."""
     parts = [TEXT.format(version=SCHEMA_VERSION)]
-    for section in SECTIONS:
+    for section in _sections(Results):
         hints = get_type_hints(section, include_extras=True)
         rows = []
         for one in fields(section):
@@ -58,6 +34,16 @@ def schema_page() -> str:
         head = f"## {section.__name__}\n\n{section.__doc__}\n\n| field | type | meaning |\n|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def _sections(section: type) -> list[type]:
+    """`section`, then all that its fields are made of, each once."""
+    found = [section]
+    for kind in get_type_hints(section).values():
+        for one in (kind, *get_args(kind)):
+            if is_dataclass(one) and isinstance(one, type):
+                found += [other for other in _sections(one) if other not in found]
+    return found
 
 
 def _type_words(kind: Any) -> str:
