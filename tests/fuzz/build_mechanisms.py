@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fuzz.build_terms import TermBuilder
 from fuzz.description import Part
+from fuzz.plain_pairs import allowed_by
 from relpos import core
 from relpos.position import Site
 from relpos.position.base.preset import find
@@ -70,21 +71,26 @@ class MechanismBuilder(TermBuilder):
     def _name(self, x: Tensor | None) -> str | None:
         return None if x is None else self.names[id(x)]
 
+    def _turn_of(self, term: core.Rotation) -> dict[str, Any]:
+        named = ("query", "key", "query_magnitude", "key_magnitude")
+        entry: dict[str, Any] = {name: self._name(getattr(term, name)) for name in named}
+        return entry | {name: getattr(term, name) for name in ("layout", "magnitude", "start", "values")}
+
     def _describe(self, term: core.Term) -> None:
         """An entry of what a term says, read off its fields."""
         entries = self.entries
         match term:
             case core.LineBias(values=values, lines=line):
                 entries.append(("line", {"values": self._name(values), "index": _pairs(line)}))
+            case core.Polar():
+                entries.append(("polar", self._turn_of(term) | {"phase": self._name(term.phase)}))
             case core.Rotation():
-                named = ("query", "key", "query_magnitude", "key_magnitude")
-                entry: dict[str, Any] = {name: self._name(getattr(term, name)) for name in named}
-                entries.append(
-                    (
-                        "rotation",
-                        {**entry, **{one: getattr(term, one) for one in ("layout", "magnitude", "start", "values")}},
-                    )
-                )
+                entries.append(("rotation", self._turn_of(term)))
+            case core.PairRotations():
+                known = [{one.name: getattr(mask, one.name) for one in fields(mask)} for mask in term.pairs]
+                allowed = torch.stack(torch.broadcast_tensors(*(allowed_by(one, *self.call.counts) for one in known)))
+                turns = [self._turn_of(rotation) for rotation in term.rotations]
+                entries.append(("by_pair", {"turns": turns, "which": allowed.int().argmax(0)}))
             case core.QueryBias(u=u):
                 entries.append(("query_bias", {"u": self._name(u)}))
             case core.LineVectors():

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fuzz.build_numbers import Numbers
 from fuzz.description import Part
-from relpos import core
+from fuzz.plain_pairs import allowed_by
+from relpos import Mask, core
 
 
 class TermBuilder(Numbers):
@@ -53,11 +54,44 @@ class TermBuilder(Numbers):
         return [self._narrowed(core.LineBias(values, line))]
 
     def _rotation(self, part: Part) -> list[core.Term]:
+        made, entry = self._turn(part, part.name)
+        self.entries.append(("rotation", entry))
+        return [made]
+
+    def _pairrotations(self, part: Part) -> list[core.Term]:
+        options, (n, m) = part.options, self.call.counts
+        turns = [self._turn(part, f"{part.name}.{place}") for place in range(options["parts"])]
+        orders: dict[str, Tensor] = {}
+        if "orders" in options:
+            for side, count in (("query", n), ("key", m)):
+                lead = (self.call.batch,) if options["orders"] == 2 else ()
+                orders[f"{side}_order"] = self.whole(f"{part.name}.{side}_order", 0, max(n, m), (*lead, count))
+        low, high = (None, *(x + 1 for x in options["borders"])), (*options["borders"], None)
+        bounds = [{"left": b, "right": None if a is None else -a, **orders} for a, b in zip(low, high, strict=True)]
+        allowed = torch.stack(torch.broadcast_tensors(*(allowed_by(one, n, m) for one in bounds)))
+        assert (allowed.sum(0) == 1).all(), "the rotations share the pairs out"
+        self.entries.append(("by_pair", {"turns": [entry for _, entry in turns], "which": allowed.int().argmax(0)}))
+        return [core.PairRotations(tuple(made for made, _ in turns), tuple(Mask(**one) for one in bounds))]  # type: ignore[arg-type]
+
+    def _polar(self, part: Part) -> list[core.Term]:
+        made, entry = self._turn(Part("Polar", part.name, part.options | {"pairs": self.call.width}), part.name)
+        phase = None
+        if (of := part.options["phase"]) is not None:
+            shape = (self.call.heads if of == "heads" else 1, self.call.width)
+            phase = self.floats(f"{part.name}.phase", shape, dtype=made.query.dtype)
+            entry["phase"] = f"{part.name}.phase"
+        self.entries.append(("polar", entry))
+        named = ("query", "key", "magnitude", "query_magnitude", "key_magnitude")
+        return [core.Polar(**{name: getattr(made, name) for name in named}, phase=phase)]
+
+    def _turn(self, part: Part, prefix: str) -> tuple[core.Rotation, dict[str, Any]]:
+        """A rotation, and the oracle's entry of it."""
         options, (n, m) = part.options, self.call.counts
         pairs, wide = options["pairs"], torch.promote_types(self.dtype, torch.float32)
         dtype = getattr(torch, options.get("dtype", str(wide).removeprefix("torch.")))
         heads = self._heads(part)
-        entry: dict[str, Any] = {"layout": options["layout"], "magnitude": options.get("magnitude", 1.0)}
+        layout = options.get("layout", "half")
+        entry: dict[str, Any] = {"layout": layout, "magnitude": options.get("magnitude", 1.0)}
         slices = {"start": options.get("start", 0), "values": options.get("values", False)}
         entry |= slices
         made: dict[str, Tensor | None] = {}
@@ -68,11 +102,10 @@ class TermBuilder(Numbers):
             for name, wanted in ((side, turned), (f"{side}_magnitude", turned and options.get("magnitudes", False))):
                 made[name] = None
                 if wanted:
-                    full = f"{part.name}.{name}"
+                    full = f"{prefix}.{name}"
                     made[name] = self.floats(full, shape, 3.0 if name == side else 0.5, dtype)
                     entry[name] = full
-        self.entries.append(("rotation", entry))
-        return [core.Rotation(**made, layout=options["layout"], magnitude=entry["magnitude"], **slices)]  # type: ignore[arg-type]
+        return core.Rotation(**made, layout=layout, magnitude=entry["magnitude"], **slices), entry  # type: ignore[arg-type]
 
     def _querybias(self, part: Part) -> list[core.Term]:
         u = self.floats(f"{part.name}.u", (self._heads(part), self.call.width), dtype=self._dtype(part))

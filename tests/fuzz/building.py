@@ -136,7 +136,7 @@ class Builder(MechanismBuilder, MaskBuilder):
         halves = [torch.finfo(x.dtype) for x in self.named.values() if x.dtype in HALF]
         halves += [torch.finfo(dtype)] if dtype in HALF else []
         weights = max([arithmetic, *(half.eps for half in halves)])
-        turned = any(kind in ("rotation", "query_bias", "query_scale") for kind, _ in self.entries)
+        turned = any(kind in ("rotation", "by_pair", "polar", "query_bias", "query_scale") for kind, _ in self.entries)
         content = max(torch.finfo(dtype).eps, arithmetic) if turned else arithmetic
         tiny = 1e-290 if wide == torch.float64 else 1e-30
         if any(x.dtype == torch.float16 for x in self.named.values()):

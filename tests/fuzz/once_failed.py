@@ -86,4 +86,13 @@ ONCE_FAILED = {
         keys=Tokens("sequence", (0,), prefix=1),
         terms=(Part("LineBias", "t0"),),
     ),
+    "a query bias before rotations by pair": Described(
+        seed=460,
+        width=2,
+        queries=Tokens("sequence", (2,)),
+        terms=(
+            Part("QueryBias", "t0"),
+            Part("PairRotations", "t1", {"pairs": 1, "layout": "half", "borders": (0,), "parts": 2}),
+        ),
+    ),
 }

@@ -4,6 +4,8 @@ A call comes as plain entries, one for each thing that the documentation says a 
 
     line        bias     values[h, index[i, j]]
     rotation    turns q and k before the content product
+    by_pair     of several rotations turns by that which its number says, for each pair
+    polar       makes numbers of q and k the magnitudes softplus(x) of plane vectors, before the content product
     query_bias  added to the turned q
     query_scale factor[b, h, i] on that q; on scores also on all that is added but sinks
     vectors     <q[i] + bias, vectors[h, rows[i, j]]>, or of k[j], or of a content[b, h, i] in place of q[i], or added
@@ -88,13 +90,23 @@ RULES: dict[str, Callable[..., Tensor]] = {"gate": _gate, "slope": _slope, "befo
 # the call
 
 
-def _turn(x: Tensor, angles: Tensor, layout: str, size: Tensor | float, absolute: bool) -> Tensor:
-    pairs = angles.shape[-1]
+def _factors(angles: Tensor, size: Tensor | float, absolute: bool) -> tuple[Tensor, Tensor]:
     cos, sin = angles.cos(), angles.sin()
     if absolute:  # nought is added, whose gradient is that of the magnitudes
         nought, cos, sin = angles - angles.detach(), cos.detach().abs(), sin.detach().abs()
         cos, sin = cos + sin * nought, sin + cos * nought
-    cos, sin = cos * size, sin * size
+    return cos * size, sin * size
+
+
+def _widened(x: Tensor, angles: Tensor, entry: dict[str, Any], size: Tensor | float, absolute: bool) -> Tensor:
+    """Each number as a vector of the plane, `[..., 2 D]`. Of magnitudes softplus is a bound, and so is its slope."""
+    cos, sin = _factors(angles, size, absolute)
+    large = torch.nn.functional.softplus(x)
+    return torch.cat([large * cos, large * sin], -1)
+
+
+def _turn(x: Tensor, angles: Tensor, layout: str, size: Tensor | float, absolute: bool) -> Tensor:
+    pairs, (cos, sin) = angles.shape[-1], _factors(angles, size, absolute)
     if layout == "half":
         a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
     else:
@@ -148,23 +160,12 @@ class Evaluation:
 
     def scores(self) -> Tensor:
         """Of every pair, forbidden or not, `[B, H, N, M]`."""
-        q, k, absolute = self.q, self.k, self.absolute
-        for entry in self.kinds("rotation"):
-            for side in ("query", "key"):
-                angles, size = self.of(entry, side), self.of(entry, f"{side}_magnitude")
-                if angles is None:
-                    continue
-                own = entry["magnitude"] if size is None else size * entry["magnitude"]
-                if side == "query":
-                    q = _turn_part(q, angles, entry, own, absolute)
-                else:
-                    k = _turn_part(k, angles, entry, own, absolute)
-        for entry in self.kinds("query_bias"):
-            q = q + self.numbers[entry["u"]][:, None, :]
         factors = [(self.numbers[entry["factor"]][..., None], entry["on"]) for entry in self.kinds("query_scale")]
-        for factor, _ in factors:
-            q = q * factor
-        score = q @ k.mT * self.plain.scale
+        score = self._products(self.kinds("rotation"), factors)
+        for by_pair in self.kinds("by_pair"):
+            every = [self._products([entry], factors) for entry in by_pair["turns"]]
+            for place, products in enumerate(every):
+                score = torch.where(by_pair["which"] == place, products, score)
         size = score.detach()
         for entry in self.kinds("softcap"):
             cap = entry["cap"]
@@ -181,6 +182,27 @@ class Evaluation:
                 added = added * factor if on == "scores" else added
             score = score + added
         return score
+
+    def _products(self, rotations: list[dict[str, Any]], factors: list[tuple[Tensor, str]]) -> Tensor:
+        """Of the content, where all pairs are turned alike."""
+        q, k = self.q, self.k
+        for entry in rotations:
+            q, k = (self._turned(x, entry, side, _turn_part) for x, side in ((q, "query"), (k, "key")))
+        for entry in self.kinds("polar"):
+            q, k = (self._turned(x, entry, side, _widened) for x, side in ((q, "query"), (k, "key")))
+        for entry in self.kinds("query_bias"):
+            q = q + self.numbers[entry["u"]][:, None, :]
+        for factor, _ in factors:
+            q = q * factor
+        return q @ k.mT * self.plain.scale
+
+    def _turned(self, x: Tensor, entry: dict[str, Any], side: str, by: Callable[..., Tensor]) -> Tensor:
+        angles, size = self.of(entry, side), self.of(entry, f"{side}_magnitude")
+        if angles is None:
+            return x
+        if side == "key" and (phase := self.of(entry, "phase")) is not None:
+            angles = angles + phase[:, None, :]
+        return by(x, angles, entry, entry["magnitude"] if size is None else size * entry["magnitude"], self.absolute)
 
     def _added(self, kind: str, entry: dict[str, Any]) -> Tensor | float:
         numbers = self.numbers

@@ -72,7 +72,9 @@ def bounds(
     precision: Precision,
 ) -> Bounds:
     """The bounds of what `exact` gave; see the file's head."""
-    angles = {e[s] for k, e in plain.entries if k == "rotation" for s in ("query", "key") if e.get(s) is not None}
+    turning = [e for kind, e in plain.entries if kind in ("rotation", "polar")]
+    turning += [turn for kind, e in plain.entries if kind == "by_pair" for turn in e["turns"]]
+    angles = {e[s] for e in turning for s in ("query", "key", "phase") if e.get(s) is not None}
     numbers = {
         name: (x.detach() if name in angles else x.detach().abs()).requires_grad_(name in wanted)
         for name, x in plain.numbers.items()

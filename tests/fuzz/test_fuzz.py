@@ -116,6 +116,7 @@ WORDS = {
     "float64", "float32", "bfloat16", "float16", "both", "lse", "nan", "inf", "sequence", "grid", "positions",
     "nowhere", "fields", "local", "dilated", "fixed", "strided", "longformer", "windows", "block_sparse", "big_bird",
     *("LineBias", "Rotation", "QueryBias", "LineVectors", "AxisVectors", "LowRank", "DenseBias", "RowRule", "Scale"),
+    *("PairRotations", "PairRotations orders", "PairRotations keys", "Polar", "Polar phase", "Polar magnitudes"),
     *("IndexedBias", "Softcap", "Sinks", "Sinks of_queries", "QueryScale", "QueryScale on", "Mechanism"),
     *(f"fields {x}" for x in ("left", "right", "interval", "limit", "blocks", "query_order", "key_order")),
     *("fields query_global", "fields key_global"),

@@ -123,12 +123,12 @@ class Call:
             rotate: what applies the rotation, for an engine that has its own.
             turned: of `content`.
         """
+        on_content = False
         for term in self.terms.items:
             if isinstance(term, PairRotations):
                 return self._rotated_by_pair(rotate)
-            if _on_content(term):
-                break
-        else:
+            on_content = on_content or _on_content(term)
+        if not on_content:
             return self
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
