@@ -95,4 +95,11 @@ ONCE_FAILED = {
             Part("PairRotations", "t1", {"pairs": 1, "layout": "half", "borders": (0,), "parts": 2}),
         ),
     ),
+    "a dense bias with NaN at forbidden pairs, under a factor of each query": Described(
+        seed=2186,
+        queries=Tokens("sequence", (5,)),
+        terms=(Part("DenseBias", "t0"), Part("QueryScale", "t9", {"heads": True, "on": "scores"})),
+        masks=(Part("fields", "m0", {"right": 0}),),
+        poison="nan",
+    ),
 }

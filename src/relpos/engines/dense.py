@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from relpos.core import PairRotations, QueryScale, RowRule, Terms, at_least_float32, content
+from relpos.core import DenseBias, PairRotations, QueryScale, RowRule, Terms, at_least_float32, content
 from relpos.core.algebra import Keys, Queries
 from relpos.core.private import exporting
 
@@ -49,7 +49,11 @@ def scores(
     total = total if total.dtype == q.dtype else total.to(q.dtype)
     total = total if total.dim() == 4 else total.unsqueeze(0)
     temperature = terms.one(QueryScale)
-    return temperature.of_rows(total) if temperature is not None and temperature.adds_scores else total
+    if temperature is None or not temperature.adds_scores:
+        return total
+    if allowed is not None and terms.one(DenseBias) is not None:  # it may hold NaN at the others, for the factor's gradient
+        total = total.masked_fill(~allowed, 0)
+    return temperature.of_rows(total)
 
 
 def _in_blocks(

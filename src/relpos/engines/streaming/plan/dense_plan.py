@@ -223,6 +223,8 @@ class DensePlan(TilePlan):
         if into is not None and not into.factor.is_meta:
             added = dense.scores(own.without(QueryScale), *self._qk(chunk, tile), self.call.scale, None)
             if added is not None:
+                if own.one(DenseBias) is not None:  # it may hold NaN at forbidden pairs
+                    added = added.masked_fill(d == 0, 0)
                 _add(into.factor, (d * added).sum(dim=-1))
         temperature = own.one(QueryScale)
         assert temperature is not None
