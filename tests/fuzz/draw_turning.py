@@ -18,7 +18,7 @@ class TurningChoices(MemoryChoices):
     """The choices about such rotations of one seed."""
 
     def changed(self, call: Described) -> Described:
-        turned = [part for part in call.terms if part.options.get("preset", part.kind).startswith(("Rotation", *ROTARY))]
+        turned = [part for part in call.terms if self._turns(part)]
         if turned:
             mine = [part for part in turned if part.kind == "Rotation" and not part.options.get("values")]
             if not mine or not self.sometimes(0.55):
@@ -43,6 +43,10 @@ class TurningChoices(MemoryChoices):
         if part.kind == "Polar":
             return [f"{part.name}.{side}" for side in ("query", "key", "phase")]
         return [f"{part.name}.{place}.{side}" for place in range(part.options["parts"]) for side in ("query", "key")]
+
+    @staticmethod
+    def _turns(part: Part) -> bool:
+        return part.options.get("preset", part.kind).startswith(("Rotation", *ROTARY))
 
     @staticmethod
     def _adds_to_queries(part: Part) -> bool:

@@ -51,7 +51,7 @@ def scores(
     temperature = terms.one(QueryScale)
     if temperature is None or not temperature.adds_scores:
         return total
-    if allowed is not None and terms.one(DenseBias) is not None:  # it may hold NaN at the others, for the factor's gradient
+    if allowed is not None and terms.one(DenseBias) is not None:  # elsewhere it may hold NaN
         total = total.masked_fill(~allowed, 0)
     return temperature.of_rows(total)
 
