@@ -112,8 +112,9 @@ def context_attention(
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
     terms_of = terms_of_queries(position, queries, states, count, ranks, shares, more=terms)
-    schedule = Schedule(ranks.rank, shares, whole_mask, q.device, FORWARD)
-    taken = choose_method(method, terms_of(schedule.own[0]), q, k, v, states is not None, schedule)
+    masks = () if whole_mask is None else (whole_mask,)
+    schedule = Schedule(ranks.rank, shares, masks, q.device, FORWARD)
+    taken = choose_method(method, terms_of, q, k, v, states is not None, whole_mask, schedule)
     if taken == "ulysses":
         if states is not None:
             terms_of = terms_of_queries(position, queries, states, count, ranks, shares, True, terms)

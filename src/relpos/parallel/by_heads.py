@@ -18,6 +18,7 @@ from relpos.core import (
     LineVectors,
     LowRank,
     Mask,
+    PairRotations,
     QueryBias,
     QueryScale,
     Rotation,
@@ -40,6 +41,7 @@ HEAD_AXES: dict[type[Term], dict[str, int]] = {
     DenseBias: {"bias": 1},
     IndexedBias: {"values": 0},
     Rotation: {"query": 1, "key": 1, "query_magnitude": 1, "key_magnitude": 1, "phase": 0},
+    PairRotations: {},
     QueryBias: {"u": 0},
     QueryScale: {"factor": 1},
     Sinks: {"logits": -2},
@@ -65,6 +67,8 @@ def of_heads(terms: Terms, heads: slice, count: int) -> Terms:
 
 
 def _of_heads(term: Term, heads: slice, count: int) -> Term:
+    if isinstance(term, PairRotations):
+        return changed(term, rotations=tuple(_of_heads(one, heads, count) for one in term.rotations))
     axes = next(axes for kind, axes in HEAD_AXES.items() if isinstance(term, kind))
     cut: dict[str, Any] = {}
     for name, x in fields_of(term).items():

@@ -6,43 +6,36 @@ The backward needs the output and the log-sum-exp of all blocks alone, as FlashA
 travel once more, and what a rank finds for a block's keys and values returns to the rank that holds them. Two blocks
 are held at a time, of which one is on its way while the other is computed.
 
+Several rotations (`PairRotations`) have a ring each, over the pairs that they turn, so that near keys come from
+neighbours alone. Their outputs merge in the same way; so do the sinks of rows, which are keys without a value.
+
 Source: Liu et al. 2023 (Ring Attention); the balanced layout is Brandon et al. 2023 (Striped) as zigzag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from relpos.core import Mask, PairRotations, Rotation, RowRule, Scale, Sinks, Terms, after_content
 from relpos.core.checks import under_autocast, without_autocast
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
-from relpos.engines.engine import Shards
-from relpos.engines.operators import Gradients
-from relpos.engines.selection import choose_for_shards
+from relpos.engines.operators import joined
 from relpos.engines.unseen import holds_finite, with_zeros
 from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.local_terms import TermsOfQueries
 from relpos.parallel.ranks import Ranks
-from relpos.parallel.reach import Reach, narrowed
-from relpos.parallel.ring_schedule import BACKWARD, RingStep, Schedule
-
-Pair = tuple[Stretch, Stretch]
+from relpos.parallel.ring_node import Ring, RingWork
+from relpos.parallel.ring_schedule import BACKWARD, Schedule
 
 
 def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
     """Why keys cannot come in blocks, in words; None if they can."""
-    if terms.of(PairRotations):
-        return "a position without rotations by pair (ReRoPE, Self-Extend, dual chunk attention),"
     if terms.of(RowRule):
         return "a position without a rule of rows (CoPE, FIRE), which needs all keys at once,"
     if mask is not None and mask.allowed is not None:
@@ -52,215 +45,11 @@ def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
     return None
 
 
-@dataclass
-class _RingWork:
-    """What the ring of one call does, but for its numbers.
-
-    Attributes:
-        forward, backward: the schedules of both.
-        terms: by stretch of queries, between these and all keys, without what was applied to queries and keys.
-        parts: by the pairs of the backward, their terms; made outside, so that gradients reach what is cut.
-        learned: the tensors of these that want gradients, and those of queries that see nothing, whose gradients are 0.
-        place: where this rank holds some of its tokens.
-    """
-
-    ranks: Ranks
-    forward: Schedule
-    backward: Schedule
-    terms: dict[Stretch, Terms]
-    parts: dict[Pair, Terms]
-    learned: list[Tensor]
-    mask: Mask | None
-    scale: float
-    place: Callable[[Stretch], slice]
-    shards: Shards | None = None
-
-    def call(
-        self, pair: Pair, terms: Terms, q: Tensor, plain_q: Tensor | None, block: list[Tensor], *, forward: bool
-    ) -> Call:
-        """One shard: a stretch of queries, and a block's keys, values and, where terms meet them, keys not rotated."""
-        queries, keys = pair
-        rows = self.place(queries)
-        schedule = self.forward if forward else self.backward
-        whole = schedule.reach(queries, keys) is Reach.ALL
-        mask = None if whole else narrowed(self.mask, queries, keys, q.device)
-        call = Call(
-            q[:, :, rows], block[0], block[1], terms, mask, self.scale, return_lse=forward,
-            plain_q=None if plain_q is None else plain_q[:, :, rows], plain_k=block[2] if len(block) > 2 else None,
-        )  # fmt: skip
-        if self.shards is None:
-            self.shards = choose_for_shards(call).shards
-        return call
-
-
-class _Transfer:
-    """What is sent to a rank and what comes from another, on its way."""
-
-    def __init__(self, ranks: Ranks, outgoing: list[Tensor], to: int, incoming: list[Tensor], source: int) -> None:
-        self.ranks, self.arrived, self._held = ranks, incoming, outgoing
-        ops = [dist.P2POp(dist.irecv, x, ranks.peer(source), ranks.group) for x in incoming]
-        ops += [dist.P2POp(dist.isend, x, ranks.peer(to), ranks.group) for x in outgoing]
-        with ranks.watched():
-            self._works = dist.batch_isend_irecv(ops) if ops else []
-
-    def wait(self) -> list[Tensor]:
-        """What came."""
-        with self.ranks.watched():
-            for work in self._works:
-                work.wait()
-        self._held = []
-        return self.arrived
-
-
-class _Travel:
-    """The blocks that come to this rank, step by step, the next one on its way while one is computed."""
-
-    def __init__(self, work: _RingWork, schedule: Schedule, own: list[Tensor]) -> None:
-        self.work, self.own, self.steps = work, own, schedule.steps()
-        self._next = self._send(0)
-
-    def _send(self, index: int) -> _Transfer | None:
-        if index == len(self.steps):
-            return None
-        step = self.steps[index]
-        incoming, outgoing, to, source = [], [], 0, 0
-        if step.source is not None:
-            source, (start, stop) = step.source
-            incoming = [x.new_empty(*x.shape[:2], stop - start, x.shape[3]) for x in self.own]
-        if step.target is not None:
-            to, block = step.target
-            outgoing = [x[:, :, self.work.place(block)].contiguous() for x in self.own]
-        return _Transfer(self.work.ranks, outgoing, to, incoming, source)
-
-    def __iter__(self) -> Iterator[tuple[RingStep, list[Tensor]]]:
-        for index, step in enumerate(self.steps):
-            now, self._next = self._next, self._send(index + 1)
-            assert now is not None
-            yield step, now.wait()
-            del now
-
-
-def _zeros(like: Tensor) -> Tensor:
-    """A gradient to add to in place: contiguous, whatever the strides of its tensor."""
-    return torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-
-
-def _merge_(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a shard to the output and log-sum-exp of those before it, in place."""
-    together = torch.logaddexp(lse, part_lse)
-    shift = together.masked_fill(together == -torch.inf, 0)  # rows that see nothing so far
-    out.mul_((lse - shift).exp()[..., None]).add_(part * (part_lse - shift).exp()[..., None])
-    lse.copy_(together)
-
-
-class _Ring(torch.autograd.Function):
-    """Attention of a rank's queries to the keys of all, and its gradient.
-
-    Saved are this rank's tokens, output and log-sum-exp; the blocks of others are not.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, work: _RingWork, q: Tensor, k: Tensor, v: Tensor, plain_q: Tensor | None, plain_k: Tensor | None,
-        *learned: Tensor,
-    ) -> Tensor:  # fmt: skip
-        own = [k, v] if plain_k is None else [k, v, plain_k]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=wide, device=q.device)
-        lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
-
-        begun: set[Stretch] = set()
-
-        def add(keys: Stretch, block: list[Tensor]) -> None:
-            for pair in work.forward.pairs(keys):
-                terms = _of_shard(work.terms[pair[0]], pair, begun)
-                call, rows = work.call(pair, terms, q, plain_q, block, forward=True), work.place(pair[0])
-                assert work.shards is not None
-                part, part_lse = work.shards.forward(call)
-                _merge_(out[:, :, rows], lse[:, :, rows], part, part_lse)
-
-        travel = _Travel(work, work.forward, own)
-        for keys in work.forward.own:
-            add(keys, [x[:, :, work.place(keys)] for x in own])
-        for step, block in travel:
-            if step.source is not None:
-                add(step.source[1], block)
-        ctx.work = work
-        ctx.save_for_backward(q, k, v, plain_q, plain_k, out, lse)
-        return out if out.dtype == q.dtype else out.to(q.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        work: _RingWork = ctx.work
-        q, k, v, plain_q, plain_k, out, lse = ctx.saved_tensors
-        own = [k, v] if plain_k is None else [k, v, plain_k]
-        d_lse = torch.zeros_like(lse)
-        d_q, d_plain_q = _zeros(q), None if plain_q is None else _zeros(plain_q)
-        d_own = [_zeros(x) for x in own]
-        sums: list[Tensor | None] = [None] * len(work.learned)
-
-        def found(keys: Stretch, block: list[Tensor], into: list[Tensor]) -> None:
-            """Add what the queries of this rank find for a block's keys."""
-            for pair in work.backward.pairs(keys):
-                call = work.call(pair, work.parts[pair], q, plain_q, block, forward=False)
-                rows = work.place(pair[0])
-                mine = [call.q] if call.plain_q is None else [call.q, call.plain_q]
-                totals = [d_q[:, :, rows], *([] if d_plain_q is None else [d_plain_q[:, :, rows]]), *into]
-                gradients = Gradients([*mine, *block, *work.learned])
-                gradients.sums = [*totals, *sums]
-                assert work.shards is not None
-                work.shards.backward(
-                    call, out[:, :, rows], lse[:, :, rows], d_out[:, :, rows], d_lse[:, :, rows], gradients
-                )
-                sums[:] = gradients.sums[len(totals) :]
-                for total, one in zip(totals, gradients.sums, strict=False):
-                    if one is not None and one is not total:
-                        total.copy_(one)
-
-        with without_autocast(q.device):
-            travel, returning = _Travel(work, work.backward, own), None
-            for keys in work.backward.own:
-                found(keys, [x[:, :, work.place(keys)] for x in own], [x[:, :, work.place(keys)] for x in d_own])
-            for step, block in travel:
-                theirs: list[Tensor] = []
-                if step.source is not None:
-                    theirs = [_zeros(x) for x in block]
-                    found(step.source[1], block, theirs)
-                del block
-                if returning is not None:
-                    _add_returned(work, returning, d_own)
-                returning = _return(work, step, theirs, d_own)
-                del theirs
-            if returning is not None:
-                _add_returned(work, returning, d_own)
-        d_k, d_v, d_plain_k = (*d_own, None)[:3]
-        inputs = (q, k, v, plain_q, plain_k, *work.learned)
-        gradients = (d_q, d_k, d_v, d_plain_q, d_plain_k, *sums)
-        given = [
-            None if x is None or not wanted else torch.zeros_like(x) if g is None else g.to(x.dtype)
-            for wanted, x, g in zip(ctx.needs_input_grad[1:], inputs, gradients, strict=True)
-        ]
-        return None, *given
-
-
-def _return(work: _RingWork, step: RingStep, theirs: list[Tensor], like: list[Tensor]) -> tuple[RingStep, _Transfer]:
-    """Send what was found for a block back to the rank that holds it, and get what another found for an own block."""
-    incoming, target, source = [], 0, 0
-    if step.target is not None:
-        target, (start, stop) = step.target
-        incoming = [x.new_empty(*x.shape[:2], stop - start, x.shape[3]) for x in like]
-    if step.source is not None:
-        source = step.source[0]
-    return step, _Transfer(work.ranks, theirs, source, incoming, target)
-
-
-def _add_returned(work: _RingWork, returning: tuple[RingStep, _Transfer], d_own: list[Tensor]) -> None:
-    step, transfer = returning
-    parts = transfer.wait()
-    if step.target is not None:
-        for total, part in zip(d_own, parts, strict=True):
-            total[:, :, work.place(step.target[1])].add_(part)
+def by_rotation(schedule: Schedule, chosen: PairRotations | None) -> list[Schedule]:
+    """The schedules of a call's rings: one, or one for each of several rotations, of the pairs that it turns."""
+    if chosen is None:
+        return [schedule]
+    return [replace(schedule, masks=(*schedule.masks, pairs)) for pairs in chosen.pairs]
 
 
 def by_ring(
@@ -279,69 +68,126 @@ def by_ring(
         return _attend(q.to(dtype), k.to(dtype), v.to(dtype), terms_of, mask, scale, ranks, schedule)
 
 
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """This rank's tokens, and by stretch of their queries the terms between these and all keys."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: list[Terms]
+    spans: list[Stretch]
+    scale: float
+
+    def calls(self) -> list[Call]:
+        """Of each stretch, its tokens alone."""
+        place, found = local_slices(self.spans), []
+        for span, terms in zip(self.spans, self.terms, strict=True):
+            q, k, v = (x[:, :, place(span)] for x in (self.q, self.k, self.v))
+            found.append(Call(q, k, v, terms.narrow(slice(None), slice(*span)), None, self.scale))
+        return found
+
+    def without_unseen(self, mask: Mask | None, count: int) -> _Share:
+        """The share with 0 in what a mask of `count` tokens hides, if that may matter (`engines.unseen`)."""
+        if mask is None or hides_nothing(mask, count, count):
+            return self
+        calls = [replace(call, terms=terms) for call, terms in zip(self.calls(), self.terms, strict=True)]
+        if all(map(holds_finite, calls)):
+            return self
+        seen = visible_tokens(mask, count, count, self.q.device)
+        calls = [
+            with_zeros(call, *(x[:, :, slice(*span)] for x in seen))
+            for call, span in zip(calls, self.spans, strict=True)
+        ]
+        q, k, v = (torch.cat([getattr(call, name) for call in calls], dim=2) for name in ("q", "k", "v"))
+        return replace(self, q=q, k=k, v=v, terms=[call.terms for call in calls])
+
+
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, terms_of: TermsOfQueries, mask: Mask | None, scale: float | None, ranks: Ranks,
     schedule: Schedule,
 ) -> Tensor:  # fmt: skip
-    own, place, count = schedule.own, local_slices(schedule.own), q.shape[2] * ranks.size
-    every = [terms_of(block) for block in own]
+    every = [terms_of(span) for span in schedule.own]
     if scale is None:
         fixed = every[0].one(Scale)
         scale = q.shape[3] ** -0.5 if fixed is None else fixed.value
-    plain, calls, after = [], [], []
-    visible = None
-    if mask is not None and not hides_nothing(mask, count, count):
-        visible = visible_tokens(mask, count, count, q.device)
-    for block, terms in zip(own, every, strict=True):
-        rows = place(block)
-        call = Call(q[:, :, rows], k[:, :, rows], v[:, :, rows], terms.without(Scale), None, scale)
-        plain.append(call)
-        if visible is not None and not holds_finite(call):
-            call = with_zeros(call, *(x[:, :, slice(*block)] for x in visible))
-        after.append(after_content(call.terms))
-        calls.append(replace(call, terms=call.terms.narrow(slice(None), slice(*block))))
-    rotation = calls[0].terms.one(Rotation)
-    turns = rotation is not None and rotation.values
-    if turns:
-        calls = [replace(call, v=_rotation(call).turn_values(call.v)) for call in calls]
-    rotated = [call.rotated() for call in calls]
+    share = _Share(q, k, v, [terms.without(Scale, Sinks) for terms in every], schedule.own, float(scale))
+    share = share.without_unseen(mask, q.shape[2] * ranks.size)
+    chosen = terms_of.whole.one(PairRotations)
+    if chosen is None:
+        results = [_ring(share, mask, ranks, schedule)[:2]]
+    else:
+        results = _ring_of_each(share, mask, chosen, ranks, schedule)
+    sinks = [terms.one(Sinks) for terms in every]
+    if sinks[0] is not None:
+        out, lse = results[0]
+        rows = [
+            one.rows(lse.dtype).expand(*lse.shape[:2], stop - start)
+            for one, (start, stop) in zip(sinks, schedule.own, strict=True)
+            if one is not None
+        ]
+        results.append((torch.zeros_like(out), torch.cat(rows, dim=2)))
+    return joined(results)[0]
 
-    def joined(name: str, whole: Tensor | None) -> Tensor | None:
-        """One of all blocks' tensors: the caller's own where none was changed."""
-        parts = [getattr(call, name) for call in rotated]
-        if whole is not None and all(part is getattr(one, name) for part, one in zip(parts, plain, strict=True)):
-            return whole
+
+def _ring_of_each(
+    share: _Share, mask: Mask | None, chosen: PairRotations, ranks: Ranks, schedule: Schedule
+) -> list[tuple[Tensor, Tensor]]:
+    """Output and log-sum-exp of each rotation, over the pairs that it turns. Keys that are turned alike are shared."""
+    results: list[tuple[Tensor, Tensor]] = []
+    turned: list[tuple[Rotation, Tensor]] = []
+    of_each = zip(chosen.rotations, chosen.seen(mask), by_rotation(schedule, chosen), strict=True)
+    for index, (rotation, seen, own) in enumerate(of_each):
+        if seen is None:
+            continue
+        one = replace(share, terms=[_with_rotation(terms, index) for terms in share.terms])
+        known = next((k for other, k in turned if rotation.turns_keys_as(other)), None)
+        out, lse, k = _ring(one, seen, ranks, own, known)
+        results.append((out, lse))
+        turned.append((rotation, k))
+    return results
+
+
+def _with_rotation(terms: Terms, index: int) -> Terms:
+    """The terms with one of several rotations in their place."""
+    return terms.each(lambda term: term.rotations[index] if isinstance(term, PairRotations) else term)
+
+
+def _ring(
+    share: _Share, mask: Mask | None, ranks: Ranks, schedule: Schedule, turned: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and log-sum-exp of this rank's queries, and the keys that it sent. `turned`: these, if they are known."""
+    own, place = share.spans, local_slices(share.spans)
+    calls = share.calls()
+    rotations = [call.terms.one(Rotation) for call in calls]
+    ready = []
+    for span, call, rotation in zip(own, calls, rotations, strict=True):
+        if rotation is not None and rotation.values:
+            call = replace(call, v=rotation.turn_values(call.v))
+        ready.append(call.rotated(turned=None if turned is None else turned[:, :, place(span)]))
+
+    def whole(name: str, of: str) -> Tensor | None:
+        """One tensor of all stretches: that of the share, where it is not changed."""
+        parts = [getattr(call, name) for call in ready]
+        if all(part is getattr(call, of) for part, call in zip(parts, calls, strict=True)):
+            unchanged: Tensor = getattr(share, of)
+            return unchanged
         return None if parts[0] is None else torch.cat(parts, dim=2)
 
     backward = replace(schedule, most=BACKWARD)
-    of_queries = dict(zip(own, after, strict=True))
-    begun: set[Stretch] = set()
-    parts = {pair: _of_shard(of_queries[pair[0]], pair, begun) for pair in backward.all_pairs()}
+    of_queries = {span: after_content(terms) for span, terms in zip(own, share.terms, strict=True)}
+    parts = {pair: of_queries[pair[0]].narrow(slice(None), slice(*pair[1])) for pair in backward.all_pairs()}
     seeing = {pair[0] for pair in parts}
-    blind = [terms for block, terms in of_queries.items() if block not in seeing]  # others wait for their gradients: 0
+    blind = [terms for span, terms in of_queries.items() if span not in seeing]  # others wait for their gradients: 0
     unique = {id(x): x for one in (*parts.values(), *blind) for x in pytree.tree_leaves(one) if isinstance(x, Tensor)}
     learned = [x for x in unique.values() if x.requires_grad]
-    work = _RingWork(ranks, schedule, backward, of_queries, parts, learned, mask, float(scale), place)
-    out: Tensor = _Ring.apply(
-        work, joined("q", q), joined("k", k), joined("v", v), joined("plain_q", None), joined("plain_k", None), *learned
+    work = RingWork(ranks, schedule, backward, of_queries, parts, learned, mask, share.scale, place)
+    k = whole("k", "k") if turned is None else turned
+    assert k is not None
+    out, lse = Ring.apply(
+        work, whole("q", "q"), k, whole("v", "v"), whole("plain_q", "q"), whole("plain_k", "k"), *learned
     )  # type: ignore[no-untyped-call]
-    if not turns:
-        return out
-    return torch.cat(
-        [_rotation(call).turn_back(out[:, :, place(b)]) for call, b in zip(calls, own, strict=True)], dim=2
-    )
-
-
-def _rotation(call: Call) -> Rotation:
-    rotation = call.terms.one(Rotation)
-    assert rotation is not None
-    return rotation
-
-
-def _of_shard(terms: Terms, pair: Pair, begun: set[Stretch]) -> Terms:
-    """The terms of a shard; a row's sinks count in the first of its shards alone."""
-    queries, keys = pair
-    part = terms.narrow(slice(None), slice(*keys))
-    part = part.without(Sinks) if queries in begun else part
-    begun.add(queries)
-    return part
+    if any(rotation is not None and rotation.values for rotation in rotations):
+        pieces = zip(rotations, own, strict=True)
+        out = torch.cat([one.turn_back(out[:, :, place(span)]) for one, span in pieces if one is not None], dim=2)
+    return out, lse, k

@@ -13,24 +13,26 @@ from typing import Literal
 
 from torch import Tensor
 
-from relpos.core import Mask, Terms
+from relpos.core import Mask, PairRotations
 from relpos.parallel.by_heads import lacks_heads
-from relpos.parallel.by_ring import lacks_blocks
+from relpos.parallel.by_ring import by_rotation, lacks_blocks
 from relpos.parallel.exchange import Shares
+from relpos.parallel.local_terms import TermsOfQueries
 from relpos.parallel.ring_schedule import Schedule
 
 ShardMethod = Literal["auto", "gather", "ring", "ulysses"]
 
 
 def choose_method(
-    method: ShardMethod, terms: Terms, q: Tensor, k: Tensor, v: Tensor, has_states: bool, schedule: Schedule
-) -> ShardMethod:
+    method: ShardMethod, terms_of: TermsOfQueries, q: Tensor, k: Tensor, v: Tensor, has_states: bool,
+    mask: Mask | None, schedule: Schedule,
+) -> ShardMethod:  # fmt: skip
     """The method of a call, the same on every rank.
 
     Raises:
         NotImplementedError: the one asked for lacks something, or with "auto" all do.
     """
-    mask, shares = schedule.mask, schedule.spans
+    terms, shares = terms_of(schedule.own[0]), schedule.spans
     size = len(shares)
     lacks: dict[ShardMethod, str | None] = {
         "ring": lacks_blocks(terms, mask),
@@ -50,7 +52,8 @@ def choose_method(
         return "ring"
     heads, key_heads, width = q.shape[1], k.shape[1], k.shape[3] + v.shape[3]
     exchanged = q.shape[2] * (size - 1) * (heads + key_heads) * width // size
-    sent = max(schedule.tokens_sent(rank) for rank in range(size)) * key_heads * width
+    rings = by_rotation(schedule, terms_of.whole.one(PairRotations))
+    sent = max(sum(ring.tokens_sent(rank) for ring in rings) for rank in range(size)) * key_heads * width
     return "ulysses" if exchanged < sent else "ring"
 
 

@@ -7,6 +7,7 @@ numbers a head) is gathered from all ranks; sums over tokens are then taken as o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from jaxtyping import Float
@@ -22,8 +23,28 @@ from relpos.position import Mechanism, RandomizedPositions
 from relpos.position.base.states import needs_states, remembers, terms_of
 from relpos.position.base.wrapped import is_mechanism, parts_of
 
-TermsOfQueries = Callable[[Stretch], Terms]
-"""The terms between the queries of a stretch and all keys."""
+
+@dataclass(frozen=True, eq=False)
+class TermsOfQueries:
+    """A function from a stretch of this rank's queries to the terms between these and all keys.
+
+    Attributes:
+        whole: the terms of all tokens that are not made from hidden states.
+        of_states: functions to those that are.
+        count: the number of all tokens.
+    """
+
+    whole: Terms
+    of_states: list[Callable[[Stretch], Terms]]
+    count: int
+
+    def __call__(self, span: Stretch) -> Terms:
+        own = self.whole
+        if span != (0, self.count):
+            own = own.narrow(slice(*span), slice(0, self.count))
+        for make in self.of_states:
+            own = own + make(span)
+        return own
 
 
 def check_position(
@@ -66,14 +87,14 @@ def terms_of_queries(
     gathered: bool = False,
     more: Terms | Term | None = None,
 ) -> TermsOfQueries:
-    """A function from a stretch of this rank's queries to their terms; what it needs of other ranks is here by then.
+    """The terms of this rank's queries; what they need of other ranks is here by then.
 
     Args:
         gathered: whether stretches may be any of the sequence: states of all tokens are then gathered.
         more: terms of all tokens to add.
     """
     whole = Terms() if more is None else Terms() + more
-    of_states: list[TermsOfQueries] = []
+    of_states: list[Callable[[Stretch], Terms]] = []
     if position is None:
         pass
     elif isinstance(position, Term | Terms):
@@ -86,20 +107,12 @@ def terms_of_queries(
                 continue
             assert states is not None
             of_states.append(_of_states(part, queries, states, ranks, shares, gathered))
-    everything = slice(0, count)
-
-    def of(span: Stretch) -> Terms:
-        own = whole.narrow(slice(*span), everything) if span != (0, count) else whole
-        for make in of_states:
-            own = own + make(span)
-        return own
-
-    return of
+    return TermsOfQueries(whole, of_states, count)
 
 
 def _of_states(
     part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares, gathered: bool
-) -> TermsOfQueries:
+) -> Callable[[Stretch], Terms]:
     if gathered or not isinstance(queries, Sequence | Grid):  # others cannot be cut: sums need the same tokens as keys
         (every,) = gather_tokens(ranks, shares, 1, states)
         terms = terms_of(part, queries, None, every)

@@ -16,7 +16,7 @@ from relpos.core.visibility import visible_tokens
 from relpos.parallel.layout import Stretch
 
 
-class Reach(enum.Enum):
+class Reach(enum.IntEnum):
     """How many pairs of two stretches a mask allows."""
 
     NONE = 0

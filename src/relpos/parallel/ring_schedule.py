@@ -55,13 +55,13 @@ class Schedule:
 
     Attributes:
         rank: its number. spans: the stretches of every rank.
-        mask: of all tokens.
+        masks: of all tokens: a pair may attend where all of them allow it.
         most: blocks of a rank's share, at most.
     """
 
     rank: int
     spans: list[list[Stretch]]
-    mask: Mask | None
+    masks: tuple[Mask, ...]
     device: torch.device
     most: int
     blocks: list[list[Stretch]] = field(init=False)
@@ -70,13 +70,11 @@ class Schedule:
         self.blocks = [blocks_of(spans, self.most) for spans in self.spans]
 
     @cached_property
-    def _read(self) -> dict[tuple[Stretch, Stretch], Reach]:
-        """What is read from the mask's tensors: not before it is known that keys come in blocks."""
-        if self.mask is None or self.mask.is_interval:
-            return {}
+    def _read(self) -> list[dict[tuple[Stretch, Stretch], Reach]]:
+        """What is read from the masks' tensors: not before it is known that keys come in blocks."""
         every = sorted(span for spans in self.spans for span in spans)
         keys = sorted({*every, *(block for blocks in self.blocks for block in blocks)})
-        return reach_table(self.mask, every, keys, self.device)
+        return [reach_table(mask, every, keys, self.device) for mask in self.masks if not mask.is_interval]
 
     @property
     def own(self) -> list[Stretch]:
@@ -84,8 +82,9 @@ class Schedule:
         return self.spans[self.rank]
 
     def reach(self, queries: Stretch, keys: Stretch) -> Reach:
-        """How many pairs of a stretch of queries and a stretch or block of keys are allowed."""
-        return self._read[queries, keys] if self._read else reach_of(self.mask, queries, keys)
+        """How many pairs of a stretch of queries and a stretch or block of keys are allowed, at most."""
+        found = [reach_of(mask, queries, keys) for mask in self.masks if mask.is_interval]
+        return min([Reach.ALL, *found, *(table[queries, keys] for table in self._read)])
 
     def needs(self, rank: int, keys: Stretch) -> bool:
         """Whether some query of a rank sees some key of a block."""
