@@ -44,23 +44,29 @@ def positions() -> dict[str, Any]:
     terms += relpos.Sinks(torch.randn(HEADS, dtype=torch.float64, requires_grad=True))
     terms += relpos.QueryScale(torch.rand(1, 1, N, dtype=torch.float64) + 0.5, on="scores")
     terms += relpos.DenseBias(torch.randn(1, HEADS, N, N, dtype=torch.float64, requires_grad=True))
+    angles = torch.randn(1, 1, N, WIDTH // 2, dtype=torch.float64, requires_grad=True)
+    near, far = (relpos.Rotation(angles, key, layout="half") for key in (angles, angles.detach() * 2))
+    by_pair = relpos.PairRotations((far, near), (Mask(right=-4), Mask(left=3)))  # the first has no keys for some rows
+    by_pair += relpos.Sinks(torch.randn(HEADS, dtype=torch.float64, requires_grad=True))
+    yarn = relpos.RotaryEmbedding(WIDTH, scaling=relpos.YaRN(factor=4, trained_length=4))
     of = {
         "none": (None, None),
         "t5": (relpos.T5Bias(HEADS, **std), relpos.Positions(restarting, low=0, high=15)),
         "t5 causal": (relpos.T5Bias(HEADS, bidirectional=False, **std), Sequence(N - 1, prefix=1)),
-        "relative": (relpos.RelativePositionBias(HEADS, seq_len=N, **std), line),
         "relative 2d": (relpos.RelativePositionBias(HEADS, window_size=(4, 4), **std), relpos.Grid(4, 4)),
         "alibi": (relpos.ALiBi(HEADS), line),
         "rope": (relpos.RotaryEmbedding(WIDTH), line),
-        "yarn": (relpos.RotaryEmbedding(WIDTH, scaling=relpos.YaRN(factor=4, trained_length=4)), line),
         "shaw": (relpos.RotaryEmbedding(WIDTH) + relpos.ShawPosition(WIDTH, **std), line),
         "transformer_xl": (relpos.TransformerXLPosition(HEADS, WIDTH, 16), line),
         "deberta": (relpos.DisentangledPosition(HEADS, WIDTH, 16, span=4, max_distance=8), line),
-        "rerope": (relpos.ReRoPE(relpos.RotaryEmbedding(WIDTH), 4), line),
+        "rerope": (relpos.ReRoPE(yarn, 4), line),
+        "dual_chunk": (relpos.DualChunk(relpos.RotaryEmbedding(WIDTH), 6, 2), Sequence(N - 1, prefix=1)),
+        "randomized": (relpos.RandomizedPositions(relpos.RotaryEmbedding(WIDTH), 64), line),
         "cope": (relpos.CoPE(WIDTH, **std), line),
         "fire": (relpos.FIREBias(HEADS), line),
         "fox": (relpos.ForgetGate(HEADS, STATES, **std), line),
         "inkling": (relpos.InklingBias(HEADS, STATES, extent=6, **std), line),
+        "by pair": (by_pair, None),
         "terms": (terms, None),
     }
     return {name: (one.double() if isinstance(one, torch.nn.Module) else one, at) for name, (one, at) in of.items()}
@@ -128,6 +134,7 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
         options = {"mask": MASKS[mask]}
         case = f"{name}, {mask}, {method}, {layout}, {groups}"
         parts = [shard(x, mesh, layout=layout) for x in given]
+        torch.manual_seed(3 + dist.get_rank())  # one process draws what the first rank draws
         try:
             share = attend(
                 context_attention, position, tokens, parts, mesh=mesh, method=method, layout=layout, **options
@@ -135,6 +142,7 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
         except NotImplementedError as error:
             yield case, str(error)
             continue
+        torch.manual_seed(3)
         whole = attend(relpos.attention, position, tokens, given, backend="reference", **options)
         yield case, difference(mesh, whole, share, layout)
 
@@ -150,6 +158,23 @@ def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
         yield f"bits, {dtype}", all(torch.equal(x, y) for x, y in zip(once, again, strict=True))
         whole = attend(relpos.attention, bias, Sequence(n), [x.double() for x in given], mask="causal")
         yield f"blocks, {dtype}", difference(mesh, whole, once, "zigzag")
+
+
+def repeated(mesh: Any) -> Iterator[tuple[str, bool]]:
+    """Whether a second call has the same bits: output, gradients, and those of weights summed over ranks."""
+    known, parts = positions(), [shard(x, mesh, layout="zigzag") for x in inputs(1)]
+    for name in ("t5", "fox"):
+        for method in ("gather", "ring", "ulysses"):
+            options = {"mask": "causal", "mesh": mesh, "method": method, "layout": "zigzag"}
+            twice = []
+            for _ in range(2):
+                found = attend(context_attention, *known[name], parts, **options)
+                weights = [torch.nn.Parameter(torch.zeros_like(x)) for x in found[5:]]
+                for weight, gradient in zip(weights, found[5:], strict=True):
+                    weight.grad = gradient.clone()
+                average_gradients(weights, mesh)
+                twice.append([*found, *(weight.grad for weight in weights)])
+            yield f"{name}, {method}", all(torch.equal(x, y) for x, y in zip(*twice, strict=True))
 
 
 def blind(mesh: Any) -> Iterator[tuple[str, Any]]:
@@ -169,7 +194,14 @@ def blind(mesh: Any) -> Iterator[tuple[str, Any]]:
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "language": lambda: relpos.LanguageModel(
-        11, 16, 16, depth=2, num_heads=4, position="t5+fox", shared_position=True, position_init_std=0.5
+        11,
+        16,
+        16,
+        depth=2,
+        num_heads=4,
+        position="t5+fox+rotary_randomized",
+        shared_position=True,
+        position_init_std=0.5,
     ),
     "image": lambda: relpos.VisionTransformer(
         8, 2, 1, 3, "avg", 16, 2, 4, class_token=False, position="learned+relative_2d", position_init_std=0.5
@@ -193,9 +225,11 @@ def in_models(mesh: Any) -> Iterator[tuple[str, Any]]:
                     return torch.nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())
                 return out.square().mean()
 
+            torch.manual_seed(5)
             whole = model(x)
             wanted = torch.autograd.grad(loss(whole, labels), list(model.parameters()), allow_unused=True)
             spread = context_parallel(model, mesh, method="ring", layout=layout)
+            torch.manual_seed(5 + dist.get_rank())
             out = spread(shard(x, mesh, layout=layout) if name == "layer" else x)
             loss(out, shard(labels, mesh, layout=layout)).backward()
             average_gradients(spread, mesh)
@@ -244,8 +278,6 @@ def refused(mesh: Any) -> Iterator[tuple[str, str]]:
     blocks = Mask(blocks=relpos.Blocks(torch.ones(1, *[-(-whole.count // 3)] * 2, dtype=torch.bool), 3))
     yield "a block of two ranks", call(mask=blocks, method="gather")
     yield "a block of two ranks, automatically", call(mask=blocks)
-    randomized = relpos.RandomizedPositions(relpos.RotaryEmbedding(WIDTH), 64)
-    yield "drawn", call(position=randomized, queries=whole)
 
 
 def run(folder: str) -> None:
@@ -255,7 +287,7 @@ def run(folder: str) -> None:
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
     found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
     ring_schedule._LEAST = 1  # several blocks of few tokens
-    found["blind"] = dict(blind(mesh))
+    found["blind"], found["repeated"] = dict(blind(mesh)), dict(repeated(mesh))
     found["compared"], found["models"] = dict(compare(mesh)), dict(in_models(mesh))
     x = torch.arange(2 * N).view(2, N)
     found["unshard"] = all(

@@ -38,6 +38,12 @@ def test_outputs_and_gradients_are_those_of_one_process(found: Found) -> None:
     assert 0 < refused < 0.35 * sum(len(of_rank["compared"]) for of_rank in found)
 
 
+def test_two_runs_have_the_same_bits(found: Found) -> None:
+    for of_rank in found:
+        assert len(of_rank["repeated"]) == 6
+        assert all(of_rank["repeated"].values()), of_rank["repeated"]
+
+
 def test_a_rank_that_sees_nothing_takes_part(found: Found) -> None:
     for of_rank in found:
         assert len(of_rank["blind"]) == 3
@@ -80,7 +86,6 @@ SAID = {
     "no states on one rank": "ValueError: expected ",
     "a block of two ranks": "NotImplementedError: expected shares that begin at a multiple of 3",
     "a block of two ranks, automatically": "nothing",
-    "drawn": "ValueError: expected positions that all ranks know",
 }
 
 

@@ -16,21 +16,25 @@ CPU = torch.device("cpu")
 DOCUMENTS = Mask.causal() & Mask.packed(torch.arange(32) // 8)
 
 
-def schedules(mask: Mask | None, size: int = 4, layout: Any = "contiguous", n: int = 32) -> list[Schedule]:
-    return [Schedule(rank, stretches(n, size, layout), mask, CPU, 4) for rank in range(size)]
+def schedules(*masks: Mask, size: int = 4, layout: Any = "contiguous", n: int = 32) -> list[Schedule]:
+    return [Schedule(rank, stretches(n, size, layout), masks, CPU, 4) for rank in range(size)]
 
 
-@pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.window(2, 3), DOCUMENTS, Mask.window(20, 0)])
+@pytest.mark.parametrize(
+    "masks", [(), (Mask.causal(),), (Mask.window(2, 3),), (DOCUMENTS,), (Mask.window(20, 0), DOCUMENTS)]
+)
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_that_is_allowed_is_computed_and_all_that_is_sent_arrives(mask: Any, layout: Any, size: int) -> None:
-    every = schedules(mask, size, layout)
+def test_all_that_is_allowed_is_computed_and_all_that_is_sent_arrives(masks: Any, layout: Any, size: int) -> None:
+    every = schedules(*masks, size=size, layout=layout)
     computed = torch.zeros(32, 32, dtype=torch.bool)
     for one in every:
         for (a, b), (c, d) in one.all_pairs():
             assert not computed[a:b, c:d].any()
             computed[a:b, c:d] = True
-    allowed = torch.ones(32, 32, dtype=torch.bool) if mask is None else mask.dense(32, 32)[0, 0]
+    allowed = torch.ones(32, 32, dtype=torch.bool)
+    for mask in masks:
+        allowed &= mask.dense(32, 32)[0, 0]
     assert not (allowed & ~computed).any()
     steps = [one.steps() for one in every]
     for at in zip(*steps, strict=True):
@@ -40,7 +44,7 @@ def test_all_that_is_allowed_is_computed_and_all_that_is_sent_arrives(mask: Any,
 
 
 def test_whole_blocks_need_no_mask() -> None:
-    (first, last) = schedules(Mask.causal(), 2)
+    (first, last) = schedules(Mask.causal(), size=2)
     assert last.reach((16, 32), (0, 16)) is Reach.ALL
     assert first.reach((0, 16), (16, 32)) is Reach.NONE
     assert first.reach((0, 16), (0, 16)) is Reach.SOME
@@ -50,6 +54,9 @@ def test_what_nobody_sees_is_not_sent() -> None:
     assert [one.tokens_sent(one.rank) for one in schedules(DOCUMENTS)] == [0, 0, 0, 0]
     assert [one.tokens_sent(one.rank) for one in schedules(Mask.causal())] == [24, 16, 8, 0]
     assert [one.tokens_sent(one.rank) for one in schedules(Mask.window(8, 0))] == [8, 8, 8, 0]
+    near, far = Mask.window(3, 3), Mask(right=-20)  # of two rotations
+    assert [one.tokens_sent(one.rank) for one in schedules(Mask.causal(), near)] == [8, 8, 8, 0]
+    assert [one.tokens_sent(one.rank) for one in schedules(Mask.causal(), far)] == [16, 8, 0, 0]
 
 
 def test_a_zigzag_gives_all_ranks_equal_work_under_a_causal_mask() -> None:

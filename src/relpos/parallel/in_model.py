@@ -42,6 +42,10 @@ class _Context:
     def whole(self, x: Shaped[Tensor, "B n ..."], dim: int = 1) -> Shaped[Tensor, "B N ..."]:
         return unshard(x, self.mesh, dim=dim, layout=self.layout)
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """What the first rank has in the place of a tensor: a random draw."""
+        return Ranks.of(self.mesh).of_first(x)
+
     def attend(
         self,
         heads: tuple[Tensor, Tensor, Tensor],
@@ -112,6 +116,6 @@ def context_parallel(
     context = None if mesh is None else _Context(mesh, method, layout)
     if adapted is not None:
         adapted.prepare_sharing(model, context)
-    for module in takers:  # attention layers, and models that cut their tokens
+    for module in takers:  # attention layers, models that cut their tokens, and random positions
         module.shared_sequence = context
     return model

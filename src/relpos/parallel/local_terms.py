@@ -6,7 +6,8 @@ numbers a head) is gathered from all ranks; sums over tokens are then taken as o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -68,8 +69,6 @@ def check_position(
         came = f"{queries!r} with {queries.count}"
         fail(f"coordinates of all {count} tokens, those of every rank", came, "They are global, as masks are.")
     for part in parts_of(cast(Mechanism, position)):
-        if isinstance(part, RandomizedPositions) and part.training:
-            fail("positions that all ranks know", "RandomizedPositions in training", "Each rank would draw its own.")
         if needs_states(part):
             require_tensor(states, f"states of {type(part).__name__}", dims=3)
     if isinstance(states, Tensor) and states.shape[:2] != (q.shape[0], q.shape[2]):
@@ -103,11 +102,26 @@ def terms_of_queries(
         assert queries is not None
         for part in parts_of(cast(Mechanism, position)):
             if not needs_states(part):
-                whole = whole + part.terms(queries)
+                with _sharing_draws(part, ranks):
+                    whole = whole + part.terms(queries)
                 continue
             assert states is not None
             of_states.append(_of_states(part, queries, states, ranks, shares, gathered))
     return TermsOfQueries(whole, of_states, count)
+
+
+@contextmanager
+def _sharing_draws(part: Mechanism, ranks: Ranks) -> Iterator[None]:
+    """A context in which random positions are those that the first rank draws."""
+    drawing = [module for module in part.modules() if isinstance(module, RandomizedPositions)]
+    before = [module.shared_sequence for module in drawing]
+    for module in drawing:
+        module.shared_sequence = ranks
+    try:
+        yield
+    finally:
+        for module, ranks_before in zip(drawing, before, strict=True):
+            module.shared_sequence = ranks_before
 
 
 def _of_states(

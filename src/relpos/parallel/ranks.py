@@ -57,6 +57,15 @@ class Ranks:
         """The number of one of the ranks among all processes."""
         return dist.get_global_rank(self.group, rank)
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """What the first rank has in the place of a tensor."""
+        if self.size == 1:
+            return x
+        found = x.clone()
+        with self.watched():
+            dist.broadcast(found, src=self.peer(0), group=self.group)
+        return found
+
     def agree(self, facts: Mapping[str, object], device: torch.device, error: Exception | None = None) -> None:
         """Raise on every rank where one has raised, or where they differ in a fact.
 

@@ -16,7 +16,7 @@ Source: Ruoss et al. 2023 ("Randomized Positional Encodings Boost Length General
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,14 @@ from relpos.position.base.preset import Preset
 from relpos.position.base.states import needs_states
 from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, growth_of, is_mechanism
 from relpos.position.rotary import RotaryEmbedding, context_length, site_length
+
+
+class SharedDraws(Protocol):
+    """Ranks that share a sequence, and so a draw."""
+
+    def of_first(self, x: Tensor) -> Tensor:
+        """What the first rank has in the place of a tensor."""
+        ...
 
 
 class RandomizedPositions(Mechanism):
@@ -55,6 +63,8 @@ class RandomizedPositions(Mechanism):
     """
 
     saved_settings: ClassVar[tuple[str, ...]] = ("longest",)
+    shared_sequence: SharedDraws | None = None
+    """The ranks that share a sequence; `relpos.parallel` sets it."""
 
     def __init__(self, mechanism: Mechanism, longest: int) -> None:
         super().__init__()
@@ -91,7 +101,9 @@ class RandomizedPositions(Mechanism):
     def _around(self, grown: Mechanism) -> Mechanism:
         if grown is self.mechanism:
             return self
-        return RandomizedPositions(grown, self.longest).train(self.training)
+        made = RandomizedPositions(grown, self.longest).train(self.training)
+        made.shared_sequence = self.shared_sequence
+        return made
 
     @property
     def acts_on_tokens(self) -> bool:
@@ -123,6 +135,8 @@ class RandomizedPositions(Mechanism):
         count = context_length(*both) - lowest
         size = max(self.longest, count)
         places = torch.randperm(size, device=self.device)[:count].sort().values
+        if self.shared_sequence is not None:
+            places = self.shared_sequence.of_first(places)
         found = []
         for one in both:
             own = places[one.tokens(self.device)[..., 0] - lowest]
