@@ -52,15 +52,16 @@ def context_attention(
     The output, and the gradients of q, k and v, are this rank's share of what one process computes for the whole
     sequence, up to rounding; bits are the same in every run. A weight of the position gets on each rank the part of its
     gradient that this rank's loss has: `average_gradients`, DistributedDataParallel or FSDP over the mesh then sum it
-    with those of all other weights, once.
+    with those of all other weights, once. Random positions are those that the first rank draws.
 
     Methods:
         gather: each rank has all keys and values. Every mechanism, and every mask but block layouts with a block that
             two stretches share; memory grows with N.
         ring: keys and values travel in blocks, while others are computed. A rank holds its share and two blocks; what
-            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE) and rotations by
-            pair (ReRoPE, Self-Extend, dual chunk attention); no mask that is a tensor or a block layout.
-        ulysses: ranks exchange tokens for heads, and each computes H / R heads of the whole sequence.
+            no query of a rank sees is not sent to it. Every mechanism but rules of a row (CoPE, FIRE); no mask that is
+            a tensor or a block layout.
+        ulysses: ranks exchange tokens for heads, and each computes H / R heads of the whole sequence. Every mechanism
+            but rules of a row, and every mask.
         auto: what a rank sends least by, of those that can compute the call; gather only where the ring cannot.
 
     Args:
