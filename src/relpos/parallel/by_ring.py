@@ -80,18 +80,18 @@ class _Share:
     scale: float
 
     def calls(self) -> list[Call]:
-        """Of each stretch, its tokens alone."""
+        """The tokens of each stretch, with its terms, which are of all keys."""
         place, found = local_slices(self.spans), []
         for span, terms in zip(self.spans, self.terms, strict=True):
             q, k, v = (x[:, :, place(span)] for x in (self.q, self.k, self.v))
-            found.append(Call(q, k, v, terms.narrow(slice(None), slice(*span)), None, self.scale))
+            found.append(Call(q, k, v, terms, None, self.scale))
         return found
 
     def without_unseen(self, mask: Mask | None, count: int) -> _Share:
         """The share with 0 in what a mask of `count` tokens hides, if that may matter (`engines.unseen`)."""
         if mask is None or hides_nothing(mask, count, count):
             return self
-        calls = [replace(call, terms=terms) for call, terms in zip(self.calls(), self.terms, strict=True)]
+        calls = self.calls()
         if all(map(holds_finite, calls)):
             return self
         seen = visible_tokens(mask, count, count, self.q.device)
@@ -133,7 +133,10 @@ def _attend(
 def _ring_of_each(
     share: _Share, mask: Mask | None, chosen: PairRotations, ranks: Ranks, schedule: Schedule
 ) -> list[tuple[Tensor, Tensor]]:
-    """Output and log-sum-exp of each rotation, over the pairs that it turns. Keys that are turned alike are shared."""
+    """Output and log-sum-exp of each rotation, over the pairs that it turns. Keys that are turned alike are shared.
+
+    All ranks run the backwards of these rings in the same order: each waits for the gradient of all log-sum-exps.
+    """
     results: list[tuple[Tensor, Tensor]] = []
     turned: list[tuple[Rotation, Tensor]] = []
     of_each = zip(chosen.rotations, chosen.seen(mask), by_rotation(schedule, chosen), strict=True)
@@ -158,13 +161,15 @@ def _ring(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output and log-sum-exp of this rank's queries, and the keys that it sent. `turned`: these, if they are known."""
     own, place = share.spans, local_slices(share.spans)
-    calls = share.calls()
-    rotations = [call.terms.one(Rotation) for call in calls]
-    ready = []
-    for span, call, rotation in zip(own, calls, rotations, strict=True):
+    calls, ready = share.calls(), []
+    of_values: list[Rotation] = []
+    for span, call in zip(own, calls, strict=True):
+        alone = replace(call, terms=call.terms.narrow(slice(None), slice(*span)))
+        rotation = alone.terms.one(Rotation)
         if rotation is not None and rotation.values:
-            call = replace(call, v=rotation.turn_values(call.v))
-        ready.append(call.rotated(turned=None if turned is None else turned[:, :, place(span)]))
+            of_values.append(rotation)
+            alone = replace(alone, v=rotation.turn_values(call.v))
+        ready.append(alone.rotated(turned=None if turned is None else turned[:, :, place(span)]))
 
     def whole(name: str, of: str) -> Tensor | None:
         """One tensor of all stretches: that of the share, where it is not changed."""
@@ -172,7 +177,7 @@ def _ring(
         if all(part is getattr(call, of) for part, call in zip(parts, calls, strict=True)):
             unchanged: Tensor = getattr(share, of)
             return unchanged
-        return None if parts[0] is None else torch.cat(parts, dim=2)
+        return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, dim=2)
 
     backward = replace(schedule, most=BACKWARD)
     of_queries = {span: after_content(terms) for span, terms in zip(own, share.terms, strict=True)}
@@ -187,7 +192,7 @@ def _ring(
     out, lse = Ring.apply(
         work, whole("q", "q"), k, whole("v", "v"), whole("plain_q", "q"), whole("plain_k", "k"), *learned
     )  # type: ignore[no-untyped-call]
-    if any(rotation is not None and rotation.values for rotation in rotations):
-        pieces = zip(rotations, own, strict=True)
-        out = torch.cat([one.turn_back(out[:, :, place(span)]) for one, span in pieces if one is not None], dim=2)
+    if of_values:
+        turned_back = [one.turn_back(out[:, :, place(span)]) for one, span in zip(of_values, own, strict=True)]
+        out = torch.cat(turned_back, dim=2)
     return out, lse, k
