@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from relpos.core import Mask, PairRotations, Rotation, RowRule, Scale, Sinks, Terms, after_content
 from relpos.core.checks import under_autocast, without_autocast
+from relpos.core.terms.pair_rotations import pairs_turned
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
 from relpos.engines.operators import joined
@@ -139,7 +140,7 @@ def _ring_of_each(
     """
     results: list[tuple[Tensor, Tensor]] = []
     turned: list[tuple[Rotation, Tensor]] = []
-    of_each = zip(chosen.rotations, chosen.seen(mask), by_rotation(schedule, chosen), strict=True)
+    of_each = zip(chosen.rotations, pairs_turned(chosen, mask), by_rotation(schedule, chosen), strict=True)
     for index, (rotation, seen, own) in enumerate(of_each):
         if seen is None:
             continue

@@ -12,7 +12,7 @@ from relpos.core.mask import Mask
 from relpos.core.terms.fitting import check_device
 from relpos.core.terms.of_content import Sinks
 from relpos.core.terms.rotations import Rotation
-from relpos.core.tree import changed, fields_of, register
+from relpos.core.tree import changed, fields_of, register, unchecked
 
 
 @register("relpos.core.terms.PairRotations")
@@ -88,27 +88,25 @@ class PairRotations(Single):
             pairs=tuple(mask.narrow(queries, keys, self.rotations[0].query.device) for mask in self.pairs),
         )
 
-    def seen(self, mask: Mask | None) -> list[Mask | None]:
-        """For each rotation, the pairs of `mask` that it turns; None where none are known to be, but not for all."""
-        found = [own if mask is None else _within(mask, own) for own in self.pairs]
-        some: list[Mask | None] = [None if _is_known_empty(one) else one for one in found]
-        return some if any(one is not None for one in some) else [*some[:-1], found[-1]]
-
     def parts(self, terms: Terms, mask: Mask | None) -> list[tuple[Terms, Mask]]:
         """For each rotation, the terms with it in the place of this one, and the pairs of `mask` that it turns.
 
         Without parts that are known to have no pair. Sinks are in the first alone.
         """
         found: list[tuple[Terms, Mask]] = []
-        for rotation, seen in zip(self.rotations, self.seen(mask), strict=True):
+        for rotation, seen in zip(self.rotations, pairs_turned(self, mask), strict=True):
             if seen is not None:
-                kept = terms.without(Sinks) if found else terms
-                found.append((self.replaced(kept, rotation), seen))
+                kept = [x for x in terms if not (found and isinstance(x, Sinks))]
+                items = tuple(rotation if x is self else x for x in kept)
+                found.append((unchecked(Terms, items=items), seen))
         return found
 
-    def replaced(self, terms: Terms, rotation: Rotation) -> Terms:
-        """The terms with one rotation in the place of this one."""
-        return terms.each(lambda term: rotation if term is self else term)
+
+def pairs_turned(chosen: PairRotations, mask: Mask | None) -> list[Mask | None]:
+    """For each rotation, the pairs of `mask` that it turns; None where none are known to be, but not for all."""
+    found = [own if mask is None else _within(mask, own) for own in chosen.pairs]
+    some: list[Mask | None] = [None if _is_known_empty(one) else one for one in found]
+    return some if any(one is not None for one in some) else [*some[:-1], found[-1]]
 
 
 def _within(mask: Mask, bounds: Mask) -> Mask:
