@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from relpos.core import polar
 from relpos.core.algebra import Single
 from relpos.core.cache import cached, may_cache
 from relpos.core.checks import fail, require_flag, require_int, require_number, require_tensor, require_wide, shape_of
@@ -279,17 +279,13 @@ class Polar(Rotation):
         back: bool = False,
     ) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
+        # subtracted from the query, which has all heads
+        phase = None if side == "key" or self.phase is None else self.phase.to(wide)
         if (known := self._factors(side, wide)) is not None:
-            cos, sin = known.real, known.imag
-        else:
-            angles, magnitude = self._of(side)
-            cos, sin = (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
-        if side == "query" and self.phase is not None:
-            phase = self.phase.to(wide)[:, None]  # subtracted from the query, which has all heads
-            by_cos, by_sin = phase.cos(), phase.sin()
-            cos, sin = cos * by_cos + sin * by_sin, sin * by_cos - cos * by_sin
-        size = F.softplus(x.to(wide))
-        return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
+            return polar.widen_at_once(x, known.real.contiguous(), known.imag.contiguous(), phase)
+        angles, magnitude = self._of(side)
+        cos, sin = (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
+        return polar.widen(x, cos, sin, phase)
 
 
 def turned_by_each(
