@@ -12,6 +12,7 @@ Angles are in float32 or wider for any dtype of `x`; the result is computed in f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -174,23 +175,75 @@ class _Turn(torch.autograd.Function):
         return turn(gradients[0], by.conj(), *ctx.layouts), None, None, None
 
 
+def turn_each(
+    x: Float[Tensor, "B H N D"],
+    by: Sequence[Complex[Tensor, "#B #H N P"]],
+    layout: RotationLayout,
+    into: Sequence[RotationLayout],
+) -> list[Float[Tensor, "B H N D"]]:
+    """`turn` all of `x` by each of several, which it reads once, as one autograd node: P is half of D."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return list(_TurnEach.apply(x, layout, into, *by))  # type: ignore[no-untyped-call]
+    return _turn_each(x, by, layout, into)
+
+
+class _TurnEach(torch.autograd.Function):
+    """One autograd node; its gradient rotates all back, and sums."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, layout: RotationLayout, into: Sequence[RotationLayout], *by: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*by)
+        ctx.layout, ctx.into = layout, into
+        return tuple(_turn_each(x, by, layout, into))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # a second derivative
+            each = zip(gradients, ctx.saved_tensors, ctx.into, strict=True)
+            found = [turn(gradient, by.conj(), own, ctx.layout) for gradient, by, own in each]
+            return sum(found[1:], found[0]), *(None,) * (2 + len(found))
+        total = None
+        for gradient, by, own in zip(gradients, ctx.saved_tensors, ctx.into, strict=True):
+            pairs = _as_complex(at_least_float32(gradient), own)
+            total = pairs * by.conj() if total is None else total.addcmul_(pairs, by.conj())
+        assert total is not None
+        return _as_real(total, ctx.layout).to(gradients[0].dtype), *(None,) * (2 + len(gradients))
+
+
+def _turn_each(x: Tensor, by: Sequence[Tensor], layout: RotationLayout, into: Sequence[RotationLayout]) -> list[Tensor]:
+    pairs = _as_complex(at_least_float32(x), layout)
+    last = pairs.mul_ if layout == "half" else pairs.mul  # new pairs are multiplied in place
+    turned = [*(pairs * one for one in by[:-1]), last(by[-1])]
+    return [_as_real(one, own).to(x.dtype) for one, own in zip(turned, into, strict=True)]
+
+
 def _turn(x: Tensor, by: Tensor, layout: RotationLayout, into: RotationLayout) -> Tensor:
     wide, width = at_least_float32(x), 2 * by.shape[-1]
-    partial, front = width < x.shape[-1], x.shape[:-1]
-    first = wide[..., :width] if partial else wide  # a slice of all is an alias, for which the old vmap has no rule,
-    if layout == "half":
-        pairs = torch.complex(*first.chunk(2, dim=-1)).mul_(by)
-    else:
-        fits = first.stride(-1) == 1 and not any(step % 2 for step in (*first.stride()[:-1], first.storage_offset()))
-        first = first if fits else first.clone(memory_format=torch.contiguous_format)
-        pairs = torch.view_as_complex(first.view(*front, width // 2, 2)) * by  # nor has it for unflatten
-    if into == "half":
-        turned = torch.cat([pairs.real, pairs.imag], dim=-1)
-    else:
-        turned = torch.view_as_real(pairs).reshape(*front, width)
+    partial = width < x.shape[-1]
+    first = wide[..., :width] if partial else wide  # a slice of all is an alias, for which the old vmap has no rule
+    pairs = _as_complex(first, layout)
+    turned = _as_real(pairs.mul_(by) if layout == "half" else pairs * by, into)
     if partial:
         turned = torch.cat([turned, wide[..., width:]], dim=-1)
     return turned.to(x.dtype)
+
+
+def _as_complex(x: Float[Tensor, "*A D"], layout: RotationLayout) -> Complex[Tensor, "*A P"]:
+    """The pairs as complex numbers: of the layout "half" new ones, else a view where strides allow it."""
+    if layout == "half":
+        return torch.complex(*x.chunk(2, dim=-1))
+    fits = x.stride(-1) == 1 and not any(step % 2 for step in (*x.stride()[:-1], x.storage_offset()))
+    x = x if fits else x.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))  # the old vmap has no unflatten
+
+
+def _as_real(pairs: Complex[Tensor, "*A P"], layout: RotationLayout) -> Float[Tensor, "*A D"]:
+    """The numbers of complex pairs; of the layout "interleaved" a view where strides allow it."""
+    if layout == "half":
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+    return torch.view_as_real(pairs).reshape(*pairs.shape[:-1], 2 * pairs.shape[-1])
 
 
 def _pairs(x: Tensor, pairs: int, layout: RotationLayout) -> tuple[Tensor, Tensor]:

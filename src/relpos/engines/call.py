@@ -28,6 +28,8 @@ from relpos.core import (
     at_least_float32,
     content,
 )
+from relpos.core.terms.of_content import product_layout
+from relpos.core.terms.rotations import turned_by_each
 
 
 def _on_content(term: Term) -> bool:
@@ -114,7 +116,11 @@ class Call:
             return [self]
         return [replace(self, terms=terms, mask=mask) for terms, mask in chosen.parts(self.terms, self.mask)]
 
-    def rotated(self, rotate: Callable[..., Tensor] | None = None, turned: Tensor | None = None) -> Call:
+    def rotated(
+        self,
+        rotate: Callable[..., Tensor] | None = None,
+        turned: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Call:
         """This call with its rotation, query bias and query scale applied to q and k, and without these terms.
 
         With `PairRotations` it has the pairs of one rotation, and those of the rest are `others`.
@@ -144,14 +150,21 @@ class Call:
         )  # fmt: skip
 
     def _rotated_by_pair(self, rotate: Callable[..., Tensor] | None) -> Call:
-        made: list[tuple[Rotation, Tensor]] = []
+        parts = self.parts()
+        rotations = [rotation for part in parts if (rotation := part.terms.one(Rotation)) is not None]
+        first_of = [next(at for at, other in enumerate(rotations) if one.turns_keys_as(other)) for one in rotations]
+        queries: list[Tensor | None] = [None] * len(parts)
+        keys: dict[int, Tensor] = {}
+        if rotate is None and not any(rotation.turns_keys_by_head for rotation in rotations):
+            into = [product_layout(part.terms, one) for part, one in zip(parts, rotations, strict=True)]
+            queries = list(turned_by_each(rotations, self.q, "query", into))
+            own = [at for at in sorted(set(first_of)) if rotations[at].key is not None]
+            turned = turned_by_each([rotations[at] for at in own], self.k, "key", [into[at] for at in own])
+            keys = dict(zip(own, turned, strict=True))
         calls = []
-        for part in self.parts():
-            rotation = part.terms.one(Rotation)
-            assert rotation is not None
-            turned = next((k for other, k in made if rotation.turns_keys_as(other)), None)
-            calls.append(part.rotated(rotate, turned))
-            made.append((rotation, calls[-1].k))
+        for part, q, at in zip(parts, queries, first_of, strict=True):
+            calls.append(part.rotated(rotate, (q, keys.get(at))))
+            keys.setdefault(at, calls[-1].k)
         return replace(calls[0], others=tuple(calls[1:]))
 
     def empty_result(self) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:

@@ -66,12 +66,17 @@ class Gradients:
         return None if index is None else self.sums[index]
 
     def finished(self) -> list[Tensor]:
-        """All of them, each in its tensor's dtype."""
+        """All of them, each in its tensor's dtype, contiguous or token by token."""
         found = (torch.zeros_like(x) if sums is None else sums for x, sums in zip(self.tensors, self.sums, strict=True))
         return [
-            gradient if gradient.dtype is x.dtype and gradient.is_contiguous() else gradient.to(x.dtype).contiguous()
+            gradient if gradient.dtype is x.dtype and _is_dense(gradient) else gradient.to(x.dtype).contiguous()
             for gradient, x in zip(found, self.tensors, strict=True)
         ]
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether a gradient is contiguous, or would be with the tokens before the heads."""
+    return x.is_contiguous() or (x.dim() == 4 and x.transpose(1, 2).is_contiguous())
 
 
 RunForward = Callable[[Call], tuple[Tensor, Tensor]]
@@ -91,8 +96,10 @@ def joined(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     blank = total == 0
     total = total.masked_fill(blank, 1)  # not later: infinity times 0 is no gradient
     shares = shares / total
-    out = sum(at_least_float32(part) * share[..., None] for (part, _), share in zip(results, shares, strict=True))
-    assert isinstance(out, Tensor)
+    first, *others = (at_least_float32(part) for part, _ in results)
+    out = first * shares[0, ..., None]
+    for part, share in zip(others, shares[1:], strict=True):
+        out.addcmul_(part, share[..., None])
     return out.to(results[0][0].dtype), torch.where(blank, -torch.inf, peak + total.log())
 
 
@@ -266,7 +273,8 @@ def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[
         schema="(Tensor[] tensors, SymInt[] numbers, str structure) -> (Tensor, Tensor)",
     )
     def attend(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
-        return forward(unpack(tensors, numbers, structure))
+        out, lse = forward(unpack(tensors, numbers, structure))
+        return out.contiguous(), lse.contiguous()
 
     @attend.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str) -> tuple[Tensor, Tensor]:
@@ -284,7 +292,8 @@ def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
         *saved, needed = rest
         tensors = _distinct(tensors)
-        return _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, needed)
+        found = _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, needed)
+        return [x.contiguous() for x in found]
 
     @attend_backward.register_fake
     def _(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:

@@ -230,18 +230,19 @@ def content(
     q: Float[Tensor, "B H N D"],
     k: Float[Tensor, "B G M D"],
     rotate: Callable[..., Tensor] | None = None,
-    turned: Float[Tensor, "B G M D"] | None = None,
+    turned: tuple[Float[Tensor, "B H N D"] | None, Float[Tensor, "B G M D"] | None] = (None, None),
 ) -> tuple[Float[Tensor, "B H N W"], Float[Tensor, "B G M W"]]:
     """`factor * (rotate(q) + u)` and `rotate(k)`, whose products are the content; W is D, or more where a rotation
     `widens`. Grouped keys may stay grouped if every head rotates alike. An engine may bring its own `rotate`. `turned`:
-    `rotate(k)`, if another rotation that turns keys alike made it."""
+    `rotate(q)` and `rotate(k)`, if they are there."""
     rotation = terms.one(Rotation)
     if rotation is not None:
-        free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
-        into: RotationLayout | None = "interleaved" if free else None  # only their products are used
-        q = rotation._turned(q, "query", rotate, into)
-        if rotation.key is not None:
-            k = rotation._turned(k, "key", rotate, into) if turned is None else turned
+        into = product_layout(terms, rotation)
+        q = rotation._turned(q, "query", rotate, into) if turned[0] is None else turned[0]
+        if turned[1] is not None:
+            k = turned[1]
+        elif rotation.key is not None:
+            k = rotation._turned(k, "key", rotate, into)
     for term in terms.of(QueryBias):
         if rotation is not None and rotation.widens > 1:
             came = f"a QueryBias with {type(rotation).__name__}, which makes queries wider"
@@ -251,3 +252,9 @@ def content(
     if temperature is not None and temperature.meets_content:
         q = temperature.of_rows(q)
     return q, k
+
+
+def product_layout(terms: Terms, rotation: Rotation) -> RotationLayout | None:
+    """The layout of rotated queries and keys of which only the products are used; None for that of the rotation."""
+    free = rotation._is_fixed and rotation.key is not None and terms.one(QueryBias) is None
+    return "interleaved" if free else None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from relpos.core import polar
 from relpos.core.algebra import Single
 from relpos.core.cache import cached, may_cache
 from relpos.core.checks import fail, require_flag, require_int, require_number, require_tensor, require_wide, shape_of
-from relpos.core.rotation import RotationLayout, require_layout, require_width, turn
+from relpos.core.rotation import RotationLayout, require_layout, require_width, turn, turn_each
 from relpos.core.rotation import rotate as plain_rotate
 from relpos.core.terms.fitting import check_device, check_shape, heads_first
 from relpos.core.tree import changed, register, static
@@ -188,6 +188,11 @@ class Rotation(Single):
         alike = all(getattr(self, name) == getattr(other, name) for name in names)
         return alike and self.key is other.key and self.key_magnitude is other.key_magnitude
 
+    def _whole_factors(self, x: Tensor, side: RotatedSide) -> Complex[Tensor, "#B #H N P"] | None:
+        """The cached factors for `turn_each`, or None if they are not cached, or not of all dimensions of `x`."""
+        whole = type(self) is Rotation and not self.start and 2 * self.query.shape[3] == x.shape[3]
+        return self._factors(side, torch.promote_types(x.dtype, torch.float32)) if whole else None
+
     def narrow(self, queries: slice, keys: slice) -> Rotation:
         def cut(x: Tensor | None, part: slice) -> Tensor | None:
             return None if x is None else x[..., part, :]
@@ -274,17 +279,27 @@ class Polar(Rotation):
         back: bool = False,
     ) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
+        # subtracted from the query, which has all heads
+        phase = None if side == "key" or self.phase is None else self.phase.to(wide)
         if (known := self._factors(side, wide)) is not None:
-            cos, sin = known.real, known.imag
-        else:
-            angles, magnitude = self._of(side)
-            cos, sin = (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
-        if side == "query" and self.phase is not None:
-            phase = self.phase.to(wide)[:, None]  # subtracted from the query, which has all heads
-            by_cos, by_sin = phase.cos(), phase.sin()
-            cos, sin = cos * by_cos + sin * by_sin, sin * by_cos - cos * by_sin
-        size = F.softplus(x.to(wide))
-        return torch.cat([size * cos, size * sin], dim=-1).to(x.dtype)
+            return polar.widen_at_once(x, known.real.contiguous(), known.imag.contiguous(), phase)
+        angles, magnitude = self._of(side)
+        cos, sin = (angles.cos() * magnitude).to(wide), (angles.sin() * magnitude).to(wide)
+        return polar.widen(x, cos, sin, phase)
+
+
+def turned_by_each(
+    rotations: Sequence[Rotation], x: Tensor, side: RotatedSide, into: Sequence[RotationLayout | None]
+) -> list[Tensor]:
+    """`x`, rotated as queries or keys are by each rotation; in one autograd node, if all have cached factors of one
+    layout. `into`: see `core.rotation.turn`."""
+    factors = [rotation._whole_factors(x, side) for rotation in rotations]
+    known = [by for by in factors if by is not None]
+    layouts = {rotation.layout for rotation in rotations}
+    if len(known) < len(factors) or len(known) < 2 or len(layouts) > 1:
+        return [rotation._turned(x, side, into=own) for rotation, own in zip(rotations, into, strict=True)]
+    (layout,) = layouts
+    return turn_each(x, known, layout, [layout if own is None else own for own in into])
 
 
 def fixed(rotation: Rotation) -> Rotation:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -90,26 +91,39 @@ class _KernelTiles:
             if len(rows):
                 yield self._tile(slice(int(rows[0]), int(rows[-1]) + 1), keys)
 
+    def may_blank(self, rows: slice) -> bool:
+        """Whether some row may see no key."""
+        return self.first is None or self.last is None or bool((self.first[rows] > self.last[rows]).any())
+
     def _tile(self, rows: slice, keys: slice) -> _KernelTile:
         if self.first is None or self.last is None:
             forbidden = ~self.mask.pairs(torch.arange(rows.start, rows.stop), keys)
             mask = torch.zeros(forbidden.shape).masked_fill_(forbidden, -torch.inf) if forbidden.any() else None
             return _KernelTile(rows, keys, mask)
-        first, last = self.first[rows] - keys.start, self.last[rows] - keys.start
-        count, mask = keys.stop - keys.start, None
-        for edge, columns in (
-            (first > 0, slice(0, max(0, int(first.max())))),
-            (last < count - 1, slice(max(0, int(last.min()) + 1), count)),
-        ):
-            cut = edge.nonzero()
-            if not len(cut):
-                continue
-            if mask is None:
-                mask = torch.zeros(1, 1, len(first), count)
-            own, order = slice(int(cut[0]), int(cut[-1]) + 1), torch.arange(count)[columns]
-            hidden = (order < first[own, None]) | (order > last[own, None])
-            mask[0, 0, own, columns].masked_fill_(hidden, -torch.inf)
-        return _KernelTile(rows, keys, mask)
+        count = keys.stop - keys.start
+        first = (self.first[rows] - keys.start).clamp_(min=0)
+        last = (self.last[rows] - keys.start).clamp_(max=count - 1)
+        seen = count, first.numpy().tobytes(), last.numpy().tobytes()
+        make = _often_made if count * len(first) <= _OFTEN_MADE else _interval_mask
+        return _KernelTile(rows, keys, make(*seen))
+
+
+def _interval_mask(count: int, first: bytes, last: bytes) -> Float[Tensor, "1 1 n m"] | None:
+    """The mask of rows that see the keys from `first` to `last` (int64) of so many."""
+    low, high = (torch.frombuffer(bytearray(x), dtype=torch.long)[:, None] for x in (first, last))
+    before, after = int(low.max()), int(high.min()) + 1
+    if before == 0 and after == count:
+        return None
+    mask, order = torch.zeros(1, 1, len(low), count), torch.arange(count)
+    for hides, columns in ((torch.gt, slice(0, before)), (torch.lt, slice(max(0, after), count))):
+        edge = low if hides is torch.gt else high
+        mask[0, 0, :, columns].masked_fill_(hides(edge, order[columns]), -torch.inf)
+    return mask
+
+
+_OFTEN_MADE = 2**17
+"""Most pairs of a mask that is kept for later tiles, calls and layers: with 32 of them, 16 MiB at most."""
+_often_made = lru_cache(32)(_interval_mask)
 
 
 def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,16 +134,21 @@ def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def _zeros_like(x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
+    """Zeros, token by token as the kernel writes them: sums over tiles are then of consecutive numbers."""
+    return x.new_zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+
 def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
     """The output and the natural log-sum-exp."""
     assert call.mask is not None
     q, k, v = _inputs(call)
-    out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full((*q.shape[:3], 1), -torch.inf)
-    done = 0
-    for rows, keys, mask in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_rows():
-        tile = q[:, :, rows], k[:, :, keys], v[:, :, keys], mask
-        tile_out, tile_lse = partial_softmax.attend(*tile, call.scale, forbidding=True)
-        if mask is not None:
+    out, lse = _zeros_like(q), q.new_full((*q.shape[:3], 1), -torch.inf)
+    tiles, done = _KernelTiles(call.mask, q.shape[2], k.shape[2]), 0
+    for rows, keys, mask in tiles.by_rows():
+        tile, may_blank = (q[:, :, rows], k[:, :, keys], v[:, :, keys], mask), tiles.may_blank(rows)
+        tile_out, tile_lse = partial_softmax.attend(*tile, call.scale, forbidding=may_blank)
+        if may_blank:
             tile_out.masked_fill_(tile_lse == -torch.inf, 0)
         own_out, own_lse = out[:, :, rows], lse[:, :, rows]
         if rows.start < done:  # further keys of the same rows
@@ -148,7 +167,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
     kernel, (q, k, v) = flash_kernel_backward(), _inputs(call)
     assert kernel is not None
     assert call.mask is not None
-    sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    sums = [_zeros_like(x) for x in (q, k, v)]
     d_out, out = contiguous_rows(d_out), contiguous_rows(out)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing has no weights
     for rows, keys, mask in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_keys():
@@ -156,7 +175,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor,
         tile = upstream, own_q, k[:, :, keys], v[:, :, keys], *saved
         found = kernel(*tile, 0.0, False, attn_mask=mask, scale=call.scale)
         for into, part, own in zip(sums, (rows, keys, keys), found, strict=True):
-            into[:, :, part] += own
+            into[:, :, part].add_(own)
     for x, gradient in zip((call.q, call.k, call.v), sums, strict=True):
         whole = gradient if gradient.shape == x.shape else gradient.unflatten(1, (-1, call.groups)).sum(dim=2)
         gradients.add(x, whole)
