@@ -22,7 +22,8 @@ from models import models, padding, tokens
 from relpos.adapters.common import retrofitted
 from relpos.adapters.common.retrofitted import is_swapped, published_class
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings("ignore:a mask of shape:RuntimeWarning")
 
 

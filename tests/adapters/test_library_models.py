@@ -23,6 +23,8 @@ from relpos.optim import parameter_groups
 from relpos.train import Procedure
 from relpos_command.requests import CompareRequest
 
+FAST_SHARE = 2  # of its tests, in the fast part
+
 VIT, SWIN = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "vocab_size": 300}),

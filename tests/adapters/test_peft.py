@@ -15,7 +15,7 @@ from models import assert_same, models, padding, step, tokens
 from relpos.adapters.common.kinds import path_of, replaced_classes
 from relpos.adapters.common.libraries import imported
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 WITHOUT = ("efficientformer_v2", "bottleneck", "torchvision")
 LINEAR = [
     name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in WITHOUT)

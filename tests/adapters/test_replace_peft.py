@@ -18,7 +18,8 @@ import relpos
 from models import tokens
 from relpos.adapters.common.libraries import imported
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 TARGETS = {
     "timm ViT": "qkv", "ViT": "q_proj", "BEiT": "proj", "Swin": "qkv", "BERT": "query", "GPT-2": "c_attn",
     "Llama": "v_proj", "T5": "q", "PyTorch": "linear1",

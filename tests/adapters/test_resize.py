@@ -15,6 +15,8 @@ import relpos
 from models import hf, images
 from relpos.adapters.resizing import for_images, rules_for_images
 
+FAST_CASES = 4  # of each of its tests, in the fast part
+
 LARGER: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[int, int], dict[str, bool]]] = {
     "timm ViT": (timm_vit, {"img_size": (32, 48)}, (4, 6), {}),
     "timm BEiT": (beit, {"img_size": (32, 48)}, (4, 6), {}),

@@ -13,6 +13,9 @@ import relpos
 from models import at_tokens, models, padding, tokens
 from relpos.adapters.common.libraries import imported
 
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 WINDOW = 7
 BUILT = {"inkling": inkling, "inkling2": inkling2}
 

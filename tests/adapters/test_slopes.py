@@ -13,6 +13,8 @@ import relpos
 from models import at_tokens, models, padding, tokens
 from relpos.adapters.common.libraries import imported
 
+FAST_CASES = 1  # of each of its tests, in the fast part
+
 
 @pytest.fixture(params=["bloom", "mpt", "falcon"])
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:

@@ -34,6 +34,8 @@ from relpos.engines.self_check.agreement import Difference, Expected
 from relpos.engines.self_check.variant import small_call, variant_of
 from relpos.engines.streaming import STREAMING as streaming
 
+FAST_CASES = 8  # of each of its tests, in the fast part
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

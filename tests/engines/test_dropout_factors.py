@@ -13,6 +13,8 @@ from relpos import Grid, LineBias, LineVectors, Mask, RowRule, Sequence, Softcap
 from relpos.engines.streaming import dropout
 from relpos.engines.streaming.plan import planning
 
+FAST_CASES = 9  # of each of its tests, in the fast part
+
 B, H, N, D = 2, 4, 48, 8
 LINE, GRID = lines(Sequence(N)), lines(Grid(6, 7, prefix=6))
 BIAS, VECTORS = (H, LINE.length), (1, LINE.length, D)

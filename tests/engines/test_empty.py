@@ -29,6 +29,8 @@ from relpos import (
 from relpos.testing.devices import ON_GPU
 from relpos.testing.engines import engines
 
+FAST_CASES = 40  # of each of its tests, in the fast part
+
 ENGINES = ["auto", *(name for name in engines() if name not in ON_GPU)]
 H, D, V = 4, 6, 3
 SIZES = {"no keys": (2, 4, 0), "no queries": (2, 0, 5), "neither": (2, 0, 0), "no batch": (0, 4, 5)}

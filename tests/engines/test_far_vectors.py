@@ -11,6 +11,8 @@ from covering import pairwise
 from relpos.core import LineVectors, Mask, Sequence, Terms, lines
 from relpos.engines.streaming.terms.vector_term import alike
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 H, D, ROWS = 2, 4, 9
 SIZES = [(300, 300), (1, 200), (130, 333), (280, 70), (600, 40)]
 

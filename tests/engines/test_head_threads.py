@@ -25,6 +25,8 @@ from relpos.engines.streaming.cpu import head_threads
 from relpos.engines.streaming.plan import chunks
 from relpos.position import Mechanism
 
+FAST_CASES = 3  # of each of its tests, in the fast part
+
 BATCH, HEADS, N, D = 2, 6, 70, 8
 POSITIONS: dict[str, tuple[Callable[[], Mechanism | None], Coordinates]] = {
     "none": (lambda: None, Sequence(N)),

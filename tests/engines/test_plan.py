@@ -21,6 +21,8 @@ from relpos import Grid, LineBias, RelativePositionBias, Sequence, T5Bias, Terms
 from relpos.engines import plan
 from relpos.engines.plan import PLANS, Plans
 
+FAST_CASES = 8  # of each of its tests, in the fast part
+
 N, H, D = 6, 2, 4
 LINE = lines(Sequence(N))
 BIAS = torch.randn(H, LINE.length)

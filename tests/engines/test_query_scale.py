@@ -13,6 +13,8 @@ import relpos
 from relpos import DenseBias, LineBias, LineVectors, LowRank, Mask, QueryScale, RowRule, Sequence, Sinks, Softcap, Terms
 from relpos.testing.engines import engines
 
+FAST_CASES = 10  # of each of its tests, in the fast part
+
 B, H, G, N, M, D = 2, 4, 2, 7, 9, 4
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from relpos import ALiBi, RotaryEmbedding, Sequence, T5Bias, attention
 
+FAST_CASES = 8  # of each of its tests, in the fast part
+
 POSITIONS = {"none": lambda: None, "fixed": lambda: ALiBi(2), "rotation": lambda: RotaryEmbedding(8),
              "learned": lambda: T5Bias(2, init_std=0.5)}  # fmt: skip
 

@@ -45,6 +45,8 @@ from relpos.patterns import dilated
 from relpos.testing.devices import attention
 from relpos.testing.orders import in_orders
 
+FAST_CASES = 6  # of each of its tests, in the fast part
+
 B, H, D = 2, 4, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 

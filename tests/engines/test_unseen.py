@@ -35,7 +35,7 @@ from relpos.core import axis_lines
 from relpos.testing.devices import ON_GPU
 from relpos.testing.engines import engines
 
-FAST_SHARE = 6  # of its tests, in the fast part
+FAST_SHARE = 12  # of its tests, in the fast part
 
 ENGINES = [name for name in engines() if name not in ON_GPU]
 B, H, G, N, D = 2, 4, 2, 24, 6

@@ -29,6 +29,8 @@ from relpos.engines.self_check import verdicts
 from relpos.engines.streaming import STREAMING as streaming
 from relpos.engines.triton import TRITON as triton
 
+FAST_SHARE = 3  # of its tests, in the fast part
+
 launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 spans = importlib.import_module("relpos.engines.triton.spans")
