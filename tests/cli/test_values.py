@@ -15,6 +15,8 @@ from relpos_command import option_groups, requests
 from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
 
+FAST_CASES = 4  # of each of its tests, in the fast part
+
 Refused = Callable[..., str]
 REQUIRED = {
     "train": "--position none --out x", "list": "data", "retrofit": "hf:x", "report": "x", "bundle": "x y.zip",

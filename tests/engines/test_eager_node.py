@@ -150,6 +150,7 @@ def test_a_mode_in_half_of_a_step_that_is_computed_again(where: str, rule: bool)
         torch.testing.assert_close(with_gradients(out, leaves), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.traced

@@ -16,6 +16,8 @@ from relpos.core import Coordinates
 from relpos.position.base.states import terms_of
 from relpos.testing import oracle
 
+FAST_CASES = 1  # of each of its tests, in the fast part
+
 
 def gates(mechanism: Any, states: Tensor) -> Tensor:
     """`log f[b, h, t]`, a token at a time; in half precision as in float32, as published."""
@@ -65,6 +67,7 @@ class TestFox(LibrarySuite):
         return oracle.attention(q, k, v, bias=torch.stack(rows, dim=-2).to(q.dtype), allowed=allowed)[0]
 
 
+@pytest.mark.slow
 def test_sums_over_many_tokens_are_as_exact_as_their_differences() -> None:
     """At 32,768 tokens that each forget half: c ends near -27,000, where float32 has steps of 0.002."""
     n = 32_768

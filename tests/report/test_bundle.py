@@ -52,6 +52,7 @@ def private(make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_the_archive_tells_nothing_of_the_person_or_the_machine(make: Any, tmp_path: Path, capsys: Captured) -> None:
     results = private(make)
     assert all(word in json.dumps(results).replace("\\\\", "\\") for word in PRIVATE), "else nothing is tested"
@@ -87,6 +88,7 @@ def test_a_file_is_replaced_only_when_asked(make: Any, tmp_path: Path, capsys: C
     assert zipfile.is_zipfile(out)
 
 
+@pytest.mark.slow
 def test_samples_are_there_only_when_asked_for_and_a_program_compiles(request: pytest.FixtureRequest) -> None:
     results = make_text(("none", "t5"), seeds=1)
     prompt = results["records"][0]["sample"]["prompt"]
@@ -98,6 +100,7 @@ def test_samples_are_there_only_when_asked_for_and_a_program_compiles(request: p
     compile(without["train.py"], "train.py", "exec")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_keeps_no_folder() -> None:
     results = make_text(("none", "t5"), seeds=1)
     options = {"text": "/home/x/secret/a.txt", "tokenizer": "hf:its/secret/words", "documents": "packed", "tokens": "0"}

@@ -37,6 +37,7 @@ def odd(make: Any) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_a_page_shows_names_as_they_are(odd: dict[str, Any]) -> None:
     page = build_page(odd)
     assert_shown(page, "the page")

@@ -100,6 +100,7 @@ def test_it_says_by_which_tokens_bits_per_byte_are() -> None:
     assert "import relpos" not in page, "no program has it"
 
 
+@pytest.mark.slow
 def test_a_quick_run_shows_no_ranking(make: Any) -> None:
     page = build_page(make(quick=True))
     assert "It works: 3 of 3" in page
@@ -141,6 +142,7 @@ def test_other_conditions_are_columns_and_curves_and_what_was_done_to_images_is_
     assert "placed on a canvas of 16 x 16" in page.split('id="method"')[0], "without unfolding anything"
 
 
+@pytest.mark.slow
 def test_a_page_is_written_whole_or_not_at_all_and_equal_results_give_an_equal_one(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
     results = make(("none", "relative_2d"), seeds=1)
