@@ -9,8 +9,6 @@ A fixture that several tests share counts to the test that asks first. What a wo
 own rows: the collection, and modules that are imported while tests run, by whichever is the first.
 """
 
-from __future__ import annotations
-
 import importlib._bootstrap
 import json
 import os

@@ -3,8 +3,6 @@
 The files `models_*.py` list them; the tests of `test_retrofit.py` run on all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Calls of a retrofitted model that run as published, whatever their size: for attention weights, static caches and
 masks of the caller's; and what is set on the model later."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Models of timm and transformers by name: built at the size of the data, as published but for their position."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

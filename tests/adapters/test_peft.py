@@ -1,7 +1,5 @@
 """PEFT's adapters in retrofitted models: before the retrofit and after it, on every linear layer and table inside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs that are recorded from a retrofitted model are the published ones: traced, scripted, fx-traced, exported."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`replace_position`: models are what their mechanisms make of them by hand, and are put back bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

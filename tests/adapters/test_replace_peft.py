@@ -1,7 +1,5 @@
 """PEFT beside a replaced position: `modules_to_save=["positions"]` trains, saves, switches and merges it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """`replace_position` in decoders: caches, padding at the left, packed texts, and what a cache cannot be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`resize_position`: another size in place, of replaced models and of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

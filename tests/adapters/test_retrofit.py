@@ -1,7 +1,5 @@
 """Retrofitted models of other libraries: the published outputs and gradients, and nothing else changed."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """DeepSeek V4, retrofitted: sliding layers beside compressed ones, caches, generation; which calls relpos computes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inkling and Inkling 2, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

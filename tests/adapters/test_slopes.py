@@ -1,7 +1,5 @@
 """Decoders with slopes, retrofitted: caches, padding at the left, masks of callers."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Retrofitted models of transformers in use: generation, caches, half precision, saving, training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

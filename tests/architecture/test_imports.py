@@ -1,7 +1,5 @@
 """The arrows of the house, walked in the source: who may import whom, wherever in a file the import stands."""
 
-from __future__ import annotations
-
 import ast
 import sys
 

@@ -1,7 +1,5 @@
 """Public names: exported, sorted, documented; files short; a test for every mechanism."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What README.md and CONTRIBUTING.md claim, as far as a test can check it."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import tomllib

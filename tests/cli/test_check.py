@@ -1,7 +1,5 @@
 """`relpos check`: what it prints, and its exit status."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the command writes: a folder that cannot be written is known before the work, a full disk is one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

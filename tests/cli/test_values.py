@@ -1,7 +1,5 @@
 """What an option is given: nothing, or a number beyond its bounds, is one clear line at once; its default is told."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Comparisons of anything but position: what is trained, what a step costs, and a whole one through the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Work by an executor: figures equal those of one machine, whatever dies is tried again, and answers are checked."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The shape checks are only as good as the annotations: one that does not resolve is skipped without a word."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The reference: every public name has an example that runs, says what its arguments are, and stands on one page."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import operator

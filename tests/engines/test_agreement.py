@@ -1,7 +1,5 @@
 """What the check of a kernel lets pass, rounding in any order, and what it finds: small wrongs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

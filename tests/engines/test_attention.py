@@ -1,7 +1,5 @@
 """What `relpos.attention` promises beside the terms: shards, weights, dropout, autocast, memory, choice of engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

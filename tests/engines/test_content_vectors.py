@@ -1,7 +1,5 @@
 """Vectors that meet a tensor of its own in place of the queries: against loops, in every engine and on every way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

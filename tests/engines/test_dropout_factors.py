@@ -1,7 +1,5 @@
 """Dropout under the streaming engine: the pairs that the definition drops, however a tile is cut into pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An eager call is one node of autograd's graph, without an operator; what sees operators alone is given them."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

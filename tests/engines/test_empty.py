@@ -1,7 +1,5 @@
 """Calls without keys, without queries, or of no batch: alike in every engine, with gradients of zero."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Vectors of which far offsets share one, in the streaming engine: such stretches of a window are multiplied once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from engine_steps import assert_as_reference

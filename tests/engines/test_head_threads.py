@@ -1,7 +1,5 @@
 """Heads that threads compute side by side: the same results as by one thread, and a process left as it was."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

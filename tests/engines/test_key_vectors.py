@@ -1,7 +1,5 @@
 """Vectors on the key side in the streaming engine: by the products of bands, or of a head's keys at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """How tensors lie in memory changes no result: the streaming engine against the definition."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

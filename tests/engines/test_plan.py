@@ -1,7 +1,5 @@
 """Calls of one structure are checked and planned once; of what differs in anything they ask, anew."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

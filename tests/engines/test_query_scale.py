@@ -1,7 +1,5 @@
 """One factor a query, on the content or on all scores, and a sink of each query: against the formula, written out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A second derivative is right, or refused in one line that names the backend, whatever the position is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

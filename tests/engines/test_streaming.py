@@ -1,7 +1,5 @@
 """The streaming engine where it differs from the others: tiles, skipped keys, repeated bits, operators, memory."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator

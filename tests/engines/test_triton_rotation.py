@@ -1,7 +1,5 @@
 """The rotation's kernel against multiplication of complex numbers, forward and back."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

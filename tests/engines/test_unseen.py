@@ -1,7 +1,5 @@
 """What no query sees may hold anything, and so may a query that sees nothing: forward and backward, in every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

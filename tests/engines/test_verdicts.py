@@ -1,7 +1,5 @@
 """Kernels that `auto` takes only after they agreed with the reference; the CPU's engines stand for those of a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import threading

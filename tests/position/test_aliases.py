@@ -1,7 +1,5 @@
 """Names and aliases of mechanisms, what they make, and the constructor that a repr prints."""
 
-from __future__ import annotations
-
 import sys
 import types
 from dataclasses import replace

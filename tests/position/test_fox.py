@@ -1,7 +1,5 @@
 """The forget gate: against loops, at many tokens, in layers and models with a cache, and where states are asked for."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """M-RoPE: pairs that follow time, row or column, by loops and as Qwen2-VL and Qwen3-VL have them."""
 
-from __future__ import annotations
-
 import functools
 import types
 from contextlib import nullcontext

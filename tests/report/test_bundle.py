@@ -1,7 +1,5 @@
 """A bundle to share: what is in it, and that neither data nor who made it are."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import re

@@ -1,7 +1,5 @@
 """Names of a person's own on pages, in pictures and in tables: nothing hidden, and HTML as text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

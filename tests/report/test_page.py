@@ -1,7 +1,5 @@
 """The page: whole, closed against its data, and asking nothing of the network."""
 
-from __future__ import annotations
-
 import copy
 import io
 import re

@@ -1,7 +1,5 @@
 """A loss or a gradient that is no number ends training before the weights take it in, with one line that says where."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Optimizers by name in the training loop, Sophia's estimates in it, and float16's scaled losses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

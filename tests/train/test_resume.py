@@ -1,7 +1,5 @@
 """Runs that are cut short and go on: equal to those that were not, bit for bit."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Training on a stream of shards: killed in its middle, it goes on to the same weights."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training a language model on text, and what is measured on it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
