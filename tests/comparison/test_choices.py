@@ -53,6 +53,7 @@ def test_a_position_that_some_attention_lacks_is_refused_before_any_training(pos
     assert settings("attention", "text", positions=("t5",), choices=("full", "flash")).positions == ("t5",)
 
 
+@pytest.mark.slow
 def test_larger_sizes_differ_in_tokens_alone() -> None:
     for task in ("digits", "text"):
         own, *larger = sizes(settings("attention", task), find_task(task))

@@ -17,6 +17,8 @@ from relpos.position import Sum, find, presets
 from relpos.position.base import preset as presets_module
 from relpos.testing.calls import terms_of_case
 
+FAST_CASES = 80  # of each of its tests, in the fast part
+
 TOKENS: dict[int, tuple[Coordinates, ...]] = {
     1: (Sequence(9), Sequence(9, start=3, prefix=1)),
     2: (Grid(3, 4), Grid(3, 4, prefix=2)),

@@ -12,6 +12,8 @@ from relpos.layers import MultiHeadAttention
 from relpos.optim import Lion, Sophia
 from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, state, train
 
+FAST_CASES = 2  # of each of its tests, in the fast part
+
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")
 

@@ -49,6 +49,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(x, other[name]) for name, x in one.items())
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     tmp_path: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
