@@ -1,7 +1,5 @@
 """A real browser for tests of pages, without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """What every test runs under: shapes and types enforced, one thread (or `RELPOS_TEST_THREADS`), fixed seeds, a
 deterministic hypothesis."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import os

@@ -6,8 +6,6 @@ Most faults take one value, or two together, to show (Kuhn, Wallace, Gallo 2004,
 implications for software testing"). Where three belong together, test those in a product of their own.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection
 from typing import Any

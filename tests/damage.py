@@ -1,7 +1,5 @@
 """Damage to files, as disks and people do it: for the tests of everything that reads what relpos wrote."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """A page as its elements: what it refers to, and that whatever opens closes."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 _VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}

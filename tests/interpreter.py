@@ -1,7 +1,5 @@
 """Triton's interpreter as the tests use it where there is no GPU: in half of its time, and beside numpy 2.4."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -12,8 +12,6 @@ and folder, and the files that it writes to. The launcher's number goes out, or 
 ended its exit status and the processor seconds that it took. Another line ends a program that runs beside others.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

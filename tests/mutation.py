@@ -12,8 +12,6 @@ A file that is there is continued. `--only FILE.jsonl` takes the mutants alone t
 (`--reach 1`), those that a reader finds to change nothing need no longer one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

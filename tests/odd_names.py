@@ -1,7 +1,5 @@
 """A name of a person's own as no one should choose it, and how it has to be shown."""
 
-from __future__ import annotations
-
 _LETTERS = "\N{CJK UNIFIED IDEOGRAPH-732B}\xe9"
 ODD = f"\x1b[31ma\x07\u202eb\u200b\x9b[red]x[/red]:cat:{_LETTERS}"
 SEEN = rf"\x1b[31ma\x07\u202eb\u200b\x9b[red]x[/red]:cat:{_LETTERS}"

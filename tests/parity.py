@@ -12,8 +12,6 @@ gradient that vanishes in theirs (below a millionth of their largest gradient: w
 against that largest one instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder of images as people have them, made from the photographs and textures that come with scikit-image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small images with a class each, as the files of a folder, as tars, and as a dataset of Hugging Face."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

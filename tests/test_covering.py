@@ -1,7 +1,5 @@
 """Every two values of two factors meet, in about as many rows as the two largest factors have together."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

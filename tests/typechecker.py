@@ -5,8 +5,6 @@ checked in its first `FIRST` calls in each test and in one of `EVERY` after them
 first checked: a function inside another, which is new in each call, would be compiled anew every time.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import CodeType, FunctionType

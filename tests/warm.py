@@ -5,8 +5,6 @@ workers, say, whose `sys.executable` it is. It hands its arguments, environment,
 which forks, and ends as the fork does; where it is killed, so is the fork.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

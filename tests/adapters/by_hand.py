@@ -1,7 +1,5 @@
 """Models whose position was replaced, by hand in plain PyTorch: what their mechanisms say, and nothing of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Outputs and gradients are those without the compiler; `fullgraph` raises where a
 loads their libraries once; `test_compiled.py` reads what it prints.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial

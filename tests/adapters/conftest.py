@@ -1,7 +1,5 @@
 """What all tests of models of other libraries run under: timm imported, and what the libraries warn of themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,7 @@
 The files `models_*.py` list them; the tests of `test_retrofit.py` run on all of them.
 """
 
-from __future__ import annotations
-
+import copy
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import relpos
 from relpos.adapters.common.libraries import imported
 
 FILES = ("models_text", "models_speech", "models_images", "models_volumes")
@@ -163,3 +163,30 @@ def sounds(batch: int, length: int, width: int | None = None) -> Tensor:
 def at_tokens(x: Tensor, mask: Tensor) -> Tensor:
     """The real tokens of `[B, N, E]`."""
     return x[mask.bool()]
+
+
+def read_in_parts(model: Any, cache: Any = None, *, padded: bool = True) -> Tensor:
+    """What a model says of 20 tokens from the seventh on: 12 at once, the next 6 after a cache, then one at a time."""
+    ids, mask, parts = tokens(3, 21), padding(3, 21, left=True), []
+    cache = cache or imported("transformers").DynamicCache(config=model.config)
+    for start, stop in ((0, 12), (12, 18), (18, 19), (19, 20)):
+        more = {"attention_mask": mask[:, :stop]} if padded else {}
+        parts.append(model(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True, **more)[0].detach())
+    return torch.cat(parts, 1)[:, 6:]
+
+
+def assert_writes_the_same(model: Any, *, verify: bool = True, **how: Any) -> None:
+    """After the retrofit, too."""
+    inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, **how}
+    published = model.generate(**inputs, **how)
+    relpos.retrofit(model, border=0, verify=verify)
+    assert torch.equal(model.generate(**inputs, **how), published)
+
+
+def pair_of(name: str) -> tuple[Any, Any]:
+    """A model as published, and retrofitted."""
+    published = models()[name].made(torch.float32)
+    own = copy.deepcopy(published)
+    relpos.retrofit(own, border=0, verify=False)
+    return published, own

@@ -1,7 +1,5 @@
 """Models of images: tables of windows and of whole images, vectors of each axis, and biases of distances."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of speech: Transformer-XL's and Shaw's positions, and WavLM's gated bias."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Models of text: T5's buckets, disentangled attention, slopes, and buckets of boxes on a page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Models of speech toolkits and Chronos-Bolt, from their wheels (`wheels.importable` must be open)."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from typing import Any

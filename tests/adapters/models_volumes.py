@@ -1,7 +1,5 @@
 """Models of MONAI: windows of three axes, and vectors of each axis. The first imports MONAI, which takes seconds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

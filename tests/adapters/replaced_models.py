@@ -1,7 +1,5 @@
 """The families that `replace_position` serves, each as one small model with inputs and a position, and variants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

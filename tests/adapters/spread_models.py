@@ -1,7 +1,5 @@
 """Small models of transformers on ranks' shares of tokens, against the whole in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

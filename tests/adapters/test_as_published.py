@@ -1,8 +1,6 @@
 """Calls of a retrofitted model that run as published, whatever their size: for attention weights, static caches and
 masks of the caller's; and what is set on the model later."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import inspect
@@ -22,7 +20,8 @@ from models import models, padding, tokens
 from relpos.adapters.common import retrofitted
 from relpos.adapters.common.retrofitted import is_swapped, published_class
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings("ignore:a mask of shape:RuntimeWarning")
 
 

@@ -1,7 +1,5 @@
 """Models of other libraries compile as one graph, and compute the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ A fault is planted in what the layers of the retrofitted copy are handed, and th
 attention inside, which is verified by itself, knows nothing of it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Retrofitted Inkling and Inkling 2 in use: the whole models, which also see images, and dropout in training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of timm and transformers by name: built at the size of the data, as published but for their position."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -22,6 +20,8 @@ from relpos.models import count_parameters
 from relpos.optim import parameter_groups
 from relpos.train import Procedure
 from relpos_command.requests import CompareRequest
+
+FAST_SHARE = 2  # of its tests, in the fast part
 
 VIT, SWIN = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,7 +1,5 @@
 """What relative positions by relpos are for: long audio and texts in O(N) numbers, masks included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

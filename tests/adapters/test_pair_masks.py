@@ -1,7 +1,5 @@
 """Masks of all pairs as the interval of keys that each query sees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """PEFT's adapters in retrofitted models: before the retrofit and after it, on every linear layer and table inside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from models import assert_same, models, padding, step, tokens
 from relpos.adapters.common.kinds import path_of, replaced_classes
 from relpos.adapters.common.libraries import imported
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 WITHOUT = ("efficientformer_v2", "bottleneck", "torchvision")
 LINEAR = [
     name for name, model in models().items() if "alike" not in model.tags and not any(one in name for one in WITHOUT)

@@ -1,7 +1,5 @@
 """Retrofitted and replaced models in two processes, and prepared by accelerate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

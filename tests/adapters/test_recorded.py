@@ -1,7 +1,5 @@
 """Programs that are recorded from a retrofitted model are the published ones: traced, scripted, fx-traced, exported."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,7 +13,8 @@ import relpos
 from models import models
 from relpos.adapters.common.retrofitted import is_swapped, route
 
-FAST_CASES = 6  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),  # traced sizes are tensors

@@ -1,7 +1,5 @@
 """`replace_position`: models are what their mechanisms make of them by hand, and are put back bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -15,7 +13,8 @@ import relpos
 from models import padding, tokens
 from relpos.adapters.common.libraries import imported
 
-FAST_CASES = 10  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 4  # of each of its tests, in the fast part
 ONE_A_LAYER = {
     "timm ViT": ["relative_2d", "rotary_2d+learned", "sinusoidal_2d", "rotary_mixed", "deberta", "none"],
     "DeiT": ["relative_2d+learned"],

@@ -1,7 +1,5 @@
 """`replace_position` in models of images: masks of callers, windows of other sizes, images of another grid."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models whose position was replaced, in use: saved, sent, in half precision, trained."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PEFT beside a replaced position: `modules_to_save=["positions"]` trains, saves, switches and merges it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings
@@ -18,7 +16,8 @@ import relpos
 from models import tokens
 from relpos.adapters.common.libraries import imported
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 TARGETS = {
     "timm ViT": "qkv", "ViT": "q_proj", "BEiT": "proj", "Swin": "qkv", "BERT": "query", "GPT-2": "c_attn",
     "Llama": "v_proj", "T5": "q", "PyTorch": "linear1",

@@ -1,7 +1,5 @@
 """`replace_position` and `retrofit` on one model, in either order."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """`replace_position` by mechanisms that are made from hidden states: by loops, trained, and kept in a cache."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from typing import Any

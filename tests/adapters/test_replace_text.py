@@ -1,7 +1,5 @@
 """`replace_position` in decoders: caches, padding at the left, packed texts, and what a cache cannot be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,7 +10,8 @@ import relpos
 from models import padding, tokens
 from relpos import Sequence
 
-FAST_CASES = 3  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 LENGTH = 12
 IDS = tokens(3, LENGTH)
 DECODERS = ["GPT-2", "Llama", "GPT-2, eager", "Llama, eager"]

@@ -1,7 +1,5 @@
 """`replace_position` in `nn.TransformerEncoder` and `nn.MultiheadAttention`, whose fused kernels must not bypass it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

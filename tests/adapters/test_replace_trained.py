@@ -3,8 +3,6 @@
 `recipes/replaced_trained.py` has these and the other families, and writes what they reach into docs/replace.md.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

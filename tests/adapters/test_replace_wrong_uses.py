@@ -1,7 +1,5 @@
 """Wrong uses of `replace_position`: each is one line, and changes nothing in the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`resize_position`: another size in place, of replaced models and of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,8 @@ from torch import nn
 import relpos
 from models import hf, images
 from relpos.adapters.resizing import for_images, rules_for_images
+
+FAST_CASES = 4  # of each of its tests, in the fast part
 
 LARGER: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[int, int], dict[str, bool]]] = {
     "timm ViT": (timm_vit, {"img_size": (32, 48)}, (4, 6), {}),

@@ -1,7 +1,5 @@
 """Retrofitted models of other libraries: the published outputs and gradients, and nothing else changed."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -21,7 +19,8 @@ from relpos.adapters.common.kinds import path_of, verified_classes
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, published_class, route, swap
 from relpos.core import AxisVectors, DenseBias, Grid, IndexedBias, LineBias, LineVectors, Sinks, Terms
 
-FAST_CASES = 8  # of each of its tests, in the fast part
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 4  # of each of its tests, in the fast part
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing_enable`:FutureWarning",
     "ignore:None of the inputs have requires_grad",  # nested checkpoints: the inner one first runs without

@@ -1,7 +1,5 @@
 """DeepSeek V4, retrofitted: sliding layers beside compressed ones, caches, generation; which calls relpos computes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -11,8 +9,7 @@ from models_text import deepseek
 from torch import nn
 
 import relpos
-from models import assert_same, at_tokens, padding, tokens
-from relpos.adapters.common.libraries import imported
+from models import assert_same, assert_writes_the_same, at_tokens, padding, read_in_parts, tokens
 
 WINDOW = 7
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
@@ -53,27 +50,14 @@ def test_sliding_layers_beside_compressed_ones(pair: tuple[Any, Any], calls: lis
 
 def test_a_cache_goes_on_with_several_tokens_and_with_one(pair: tuple[Any, Any], calls: list[tuple[int, int]]) -> None:
     """Keys, which are the values too, come rotated from the cache."""
-    ids, mask, results = tokens(3, 21), padding(3, 21, left=True), []
-    for one in pair:
-        cache = imported("transformers").DynamicCache(config=one.config)
-        parts = []
-        for start, stop in ((0, 12), (12, 18), (18, 19), (19, 20)):
-            more = {"past_key_values": cache, "use_cache": True, "attention_mask": mask[:, :stop]}
-            parts.append(one(input_ids=ids[:, start:stop], **more)[0].detach())
-        results.append(torch.cat(parts, 1)[:, 6:])
-    published, own = results
+    published, own = map(read_in_parts, pair)
     assert calls == [(12, 12)] * 2 + [(6, 6 + WINDOW - 1)] * 2
     assert torch.allclose(own, published, rtol=0, atol=2e-5 * float(published.abs().max()))
 
 
 def test_generation(calls: list[tuple[int, int]]) -> None:
     """The model gets a mask that was made before it ran."""
-    model = mixed(part="ForCausalLM", use_cache=True)
-    inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
-    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    published = model.generate(**inputs, **how)
-    relpos.retrofit(model, border=0, verify=False)
-    assert torch.equal(model.generate(**inputs, **how), published)
+    assert_writes_the_same(mixed(part="ForCausalLM", use_cache=True), eos_token_id=None, verify=False)
     assert calls == [(9, 9)] * 2
 
 

@@ -1,8 +1,5 @@
 """Inkling and Inkling 2, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
 
-from __future__ import annotations
-
-import copy
 from typing import Any
 
 import pytest
@@ -10,8 +7,11 @@ import torch
 from models_text import inkling, inkling2
 
 import relpos
-from models import at_tokens, models, padding, tokens
+from models import assert_writes_the_same, at_tokens, padding, pair_of, read_in_parts, tokens
 from relpos.adapters.common.libraries import imported
+
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 2  # of each of its tests, in the fast part
 
 WINDOW = 7
 BUILT = {"inkling": inkling, "inkling2": inkling2}
@@ -19,11 +19,7 @@ BUILT = {"inkling": inkling, "inkling2": inkling2}
 
 @pytest.fixture(params=BUILT)
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """A model as published, and retrofitted."""
-    published = models()[request.param].made(torch.float32)
-    own = copy.deepcopy(published)
-    relpos.retrofit(own, border=0, verify=False)
-    return published, own
+    return pair_of(request.param)
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("inkling", "sdpa"), ("inkling", "eager"), ("inkling2", "eager")])
@@ -46,18 +42,13 @@ def test_a_cache_goes_on_with_several_tokens_and_with_one(
     pair: tuple[Any, Any], padded: bool, of_windows: bool, calls: list[tuple[int, int]]
 ) -> None:
     """A cache of the configuration drops what a window hides; one that knows of no windows keeps all."""
-    ids, mask = tokens(3, 21), padding(3, 21, left=True)
     results = []
     for one in pair:
         cache = imported("transformers").DynamicCache(config=one.config)
         if not of_windows:
             kinds = imported("transformers.cache_utils")
             cache.layers[0] = kinds.LinearAttentionAndFullAttentionLayer(number_of_states=4)
-        parts = []
-        for start, stop in ((0, 12), (12, 18), (18, 19), (19, 20)):
-            more = {"attention_mask": mask[:, :stop]} if padded else {}
-            parts.append(one(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True, **more)[0].detach())
-        results.append(torch.cat(parts, 1)[:, 6:])
+        results.append(read_in_parts(one, cache, padded=padded))
     published, own = results
     full = len(pair[1].layers) - 1
     first = [(12, 12)] * (1 + full)
@@ -69,12 +60,7 @@ def test_a_cache_goes_on_with_several_tokens_and_with_one(
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_generation(name: str, how: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model: Any = BUILT[name]("ForCausalLM", use_cache=True).eval()
-    inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
-    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, **how}
-    published = model.generate(**inputs, **how)
-    relpos.retrofit(model, border=0)
-    assert torch.equal(model.generate(**inputs, **how), published)
+    assert_writes_the_same(BUILT[name]("ForCausalLM", use_cache=True).eval(), eos_token_id=None, **how)
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """Mechanisms of relpos inside models of transformers and PEFT: their settings are saved and compared there, too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

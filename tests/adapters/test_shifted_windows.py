@@ -1,7 +1,5 @@
 """torchvision's and MONAI's Swin layers, retrofitted: feature maps of any size, shifted and cut."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -1,8 +1,5 @@
 """Decoders with slopes, retrofitted: caches, padding at the left, masks of callers."""
 
-from __future__ import annotations
-
-import copy
 from typing import Any
 
 import pytest
@@ -10,17 +7,14 @@ import torch
 from models_text import falcon, writer
 
 import relpos
-from models import at_tokens, models, padding, tokens
-from relpos.adapters.common.libraries import imported
+from models import assert_writes_the_same, at_tokens, padding, pair_of, read_in_parts, tokens
+
+FAST_CASES = 1  # of each of its tests, in the fast part
 
 
 @pytest.fixture(params=["bloom", "mpt", "falcon"])
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """A model as published, and retrofitted."""
-    published = models()[request.param].made(torch.float32)
-    own = copy.deepcopy(published)
-    relpos.retrofit(own, border=0, verify=False)
-    return published, own
+    return pair_of(request.param)
 
 
 def test_padding_at_the_left(pair: tuple[Any, Any], calls: list[tuple[int, int]]) -> None:
@@ -34,28 +28,14 @@ def test_padding_at_the_left(pair: tuple[Any, Any], calls: list[tuple[int, int]]
 def test_a_cache_goes_on_with_several_tokens_and_with_one(
     pair: tuple[Any, Any], padded: bool, calls: list[tuple[int, int]]
 ) -> None:
-    ids, mask = tokens(3, 21), padding(3, 21, left=True)
-    results = []
-    for one in pair:
-        cache = imported("transformers").DynamicCache(config=one.config)
-        parts = []
-        for start, stop in ((0, 12), (12, 18), (18, 19), (19, 20)):
-            more = {"attention_mask": mask[:, :stop]} if padded else {}
-            parts.append(one(input_ids=ids[:, start:stop], past_key_values=cache, use_cache=True, **more)[0])
-        results.append(torch.cat(parts, 1)[:, 6:])
-    published, own = results
+    published, own = (read_in_parts(one, padded=padded) for one in pair)
     assert calls == [(12, 12)] * 2 + [(6, 18)] * 2
-    assert torch.allclose(own, published, rtol=0, atol=2e-5 * float(published.detach().abs().max()))
+    assert torch.allclose(own, published, rtol=0, atol=2e-5 * float(published.abs().max()))
 
 
 @pytest.mark.parametrize("kind", ["Bloom", "Mpt", "Falcon"])
 def test_generation(kind: str) -> None:
-    model = writer(kind)
-    inputs = {"input_ids": tokens(2, 9), "attention_mask": padding(2, 9, left=True)}
-    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "use_cache": True}
-    published = model.generate(**inputs, **how)
-    relpos.retrofit(model, border=0)
-    assert torch.equal(model.generate(**inputs, **how), published)
+    assert_writes_the_same(writer(kind), max_new_tokens=6, use_cache=True)
 
 
 @pytest.mark.parametrize("pair", ["mpt"], indirect=True)  # the others take none

@@ -1,7 +1,5 @@
 """Retrofitted encoders of speech in use: recorded weights, a streaming cache, dropout of positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

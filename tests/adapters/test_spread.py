@@ -1,7 +1,5 @@
 """What is refused where ranks share the tokens of models of transformers. `test_processes` compares numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

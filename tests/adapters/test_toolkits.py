@@ -4,8 +4,6 @@ The published code is that of the wheels in the package index (`wheels.py`). Whe
 tests are skipped; in CI that is an error.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Retrofitted models of transformers in use: generation, caches, half precision, saving, training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,9 @@ from models import images, models, padding, tokens
 from relpos.adapters.common import retrofitted
 from relpos.adapters.common.libraries import imported
 from relpos.adapters.common.retrofitted import is_swapped
+
+FAST_SHARE = 2  # of its tests, in the fast part
+FAST_CASES = 3  # of each of its tests, in the fast part
 
 IDS, WORDS = tokens(2, 9), tokens(2, 5, seed=1)
 

@@ -1,7 +1,5 @@
 """Retrofitted models of images in use: padding masks, attention weights, other resolutions, dropout."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Wrong uses of a retrofit: each is one line, and changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Models whose tokens are spread over both have half of each sequence instead.
 largest there is, and how many of position there are.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -6,8 +6,6 @@ replaced by empty ones while they are imported, and heavy packages of its own by
 one by one.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

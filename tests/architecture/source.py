@@ -1,7 +1,5 @@
 """The source of relpos as text and syntax: what the tests of its architecture read. Nothing here imports relpos."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

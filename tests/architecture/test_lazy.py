@@ -1,7 +1,5 @@
 """`import relpos` in a fresh process loads no optional part: Triton, matplotlib, the command's libraries."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

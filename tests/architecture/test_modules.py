@@ -4,8 +4,6 @@
 for the package.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections import defaultdict

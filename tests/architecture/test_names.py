@@ -1,14 +1,11 @@
 """Public names: exported, sorted, documented; files short; a test for every mechanism."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 from types import ModuleType
 from typing import Any
 
-import pytest
 from source import ROOT, SOURCE, modules, part, tree
 
 import relpos
@@ -33,12 +30,11 @@ def test_everything_public_at_the_root_is_exported() -> None:
     assert public | {"ComparisonResult", "compare"} == set(relpos.__all__), "the two are imported when asked for"
 
 
-@pytest.mark.parametrize("name", relpos.__all__)
-def test_exported_names_have_a_docstring_of_their_own(name: str) -> None:
-    value = getattr(relpos, name)
-    document = value.__doc__ or ""
-    assert document.strip(), f"relpos.{name} has no docstring"
-    assert not document.startswith(f"{name}("), f"relpos.{name} has the docstring that dataclasses make up"
+def test_exported_names_have_a_docstring_of_their_own() -> None:
+    for name in relpos.__all__:
+        document = getattr(relpos, name).__doc__ or ""
+        assert document.strip(), f"relpos.{name} has no docstring"
+        assert not document.startswith(f"{name}("), f"relpos.{name} has the docstring that dataclasses make up"
 
 
 def undocumented(module: ModuleType) -> list[str]:
@@ -66,11 +62,11 @@ def undocumented(module: ModuleType) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if not name.endswith("__main__")])
-def test_public_code_has_docstrings(module: str) -> None:
-    loaded = importlib.import_module(module)
-    assert inspect.getdoc(loaded), f"{module} does not say what it is"
-    assert not undocumented(loaded), f"{module}: no docstring on {', '.join(undocumented(loaded))}"
+def test_public_code_has_docstrings() -> None:
+    for module in (name for name in modules() if not name.endswith("__main__")):
+        loaded = importlib.import_module(module)
+        assert inspect.getdoc(loaded), f"{module} does not say what it is"
+        assert not undocumented(loaded), f"{module}: no docstring on {', '.join(undocumented(loaded))}"
 
 
 def test_files_hold_one_concept() -> None:
@@ -102,20 +98,16 @@ def test_there_are_mechanisms() -> None:
     assert {"none", "learned", "relative"} <= set(mechanism_modules())
 
 
-@pytest.mark.parametrize("name", mechanism_modules())
-def test_every_mechanism_has_a_test_file(name: str) -> None:
-    path = ROOT / "tests" / "position" / f"test_{name}.py"
-    assert path.is_file(), f"position/{name}.py has no tests/position/test_{name}.py"
-
-
-@pytest.mark.parametrize("name", mechanism_modules())
-def test_every_mechanism_is_offered_by_name(name: str) -> None:
-    offered = importlib.import_module(f"relpos.position.{name}").PRESETS
-    assert offered
-    for preset in offered:
-        assert preset.summary.count(".") >= 2, f"{preset.name}: two sentences, what it is and what to expect"
-        assert preset.source
-        assert set(preset.token_axes) <= {0, 1, 2, 3}
+def test_every_mechanism_has_a_test_file_and_is_offered_by_name() -> None:
+    for name in mechanism_modules():
+        path = ROOT / "tests" / "position" / f"test_{name}.py"
+        assert path.is_file(), f"position/{name}.py has no tests/position/test_{name}.py"
+        offered = importlib.import_module(f"relpos.position.{name}").PRESETS
+        assert offered, name
+        for preset in offered:
+            assert preset.summary.count(".") >= 2, f"{preset.name}: two sentences, what it is and what to expect"
+            assert preset.source, preset.name
+            assert set(preset.token_axes) <= {0, 1, 2, 3}, preset.name
 
 
 def test_arguments_are_handed_on_by_name() -> None:

@@ -1,7 +1,5 @@
 """The cases: names, families, shrinking; and every engine on every kind of case, shrunk, against the reference."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

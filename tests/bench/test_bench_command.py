@@ -1,7 +1,5 @@
 """`relpos bench`: a run from end to end, what it lists, and that it goes on where it was cut short."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The check that must be green, times and ratios, targets, memory, tables and pictures."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import asdict, replace
 from pathlib import Path

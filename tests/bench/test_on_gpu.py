@@ -1,7 +1,5 @@
 """The commands of `benchmarks/` for a GPU, without one: what a run says, which tiles are chosen, what is refused."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Calls that are refused, and a model that `relpos train` saved."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`relpos check`: what it prints, and its exit status."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -77,6 +75,7 @@ def test_an_engine_that_differs_or_raises_is_named_and_the_exit_status_is_1(
     assert "- sdpa, cpu, float32, 1-D bias: RuntimeError: no kernel image" in printed
 
 
+@pytest.mark.slow
 def test_the_kinds_of_calls_hold_every_term_and_every_engine_is_right_in_them() -> None:
     found: set[type] = set()
     before = torch.get_rng_state()

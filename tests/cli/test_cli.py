@@ -1,7 +1,5 @@
 """The command: what starts it, what it lists, and that whatever a verb raises is one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

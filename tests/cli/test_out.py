@@ -1,7 +1,5 @@
 """What the command writes: a folder that cannot be written is known before the work, a full disk is one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -92,6 +90,7 @@ def test_too_little_space_for_the_weights_is_known_first(monkeypatch: Patch, ref
     assert re.fullmatch(wanted, refused([*TRAIN, "out"]))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_model_is_saved(tmp_path: Path, monkeypatch: Patch, refused: Refused) -> None:
     monkeypatch.setattr(train_verb, "choose_task", lambda *_: find_task("digits"))
     fail_with(errno.ENOSPC, monkeypatch, after=3)

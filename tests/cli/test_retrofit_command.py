@@ -1,7 +1,5 @@
 """`relpos retrofit`: what it prints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

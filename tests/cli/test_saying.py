@@ -1,7 +1,5 @@
 """What is printed: lines wrapped at words at any width, and how far the work is."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """`relpos show`: every position is drawn, what is asked for is drawn, and what a model learned."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The data that a comparison or a run is given: folders of images, and what their results are called."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

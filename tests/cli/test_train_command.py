@@ -1,7 +1,5 @@
 """`relpos train`: the model, its card with an interval and a picture, and that nothing is overwritten."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

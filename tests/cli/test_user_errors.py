@@ -1,7 +1,5 @@
 """A user's error is one line and exit code 2: what was expected and what came, at once; nothing is written."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

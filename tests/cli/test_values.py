@@ -1,7 +1,5 @@
 """What an option is given: nothing, or a number beyond its bounds, is one clear line at once; its default is told."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,6 +12,8 @@ from relpos.cli import VERBS, show_verb
 from relpos_command import option_groups, requests
 from relpos_command.option import add_options, flag_of
 from relpos_command.parsing import parse
+
+FAST_CASES = 4  # of each of its tests, in the fast part
 
 Refused = Callable[..., str]
 REQUIRED = {

@@ -1,7 +1,5 @@
 """Names of a person's own in what is printed: control, bidirectional and invisible characters are written out."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

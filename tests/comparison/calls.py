@@ -1,7 +1,5 @@
 """Comparisons by Python and by the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons in tests run on one thread: no figure is taken here, and threads that wait for a core spin."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Dask cluster of this machine, each of its processes a fork of one that has the libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A model of one's own for comparisons, and what goes with it; the tests name it as a file too."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

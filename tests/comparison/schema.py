@@ -1,7 +1,5 @@
 """What belongs together in a comparison's `results.json` beyond what reading it requires; AssertionError where not."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

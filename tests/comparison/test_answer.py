@@ -1,7 +1,5 @@
 """A worker's answer: what comes back, and that forged ones are refused without running anything of theirs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Comparisons of anything but position: what is trained, what a step costs, and a whole one through the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +53,7 @@ def test_a_position_that_some_attention_lacks_is_refused_before_any_training(pos
     assert settings("attention", "text", positions=("t5",), choices=("full", "flash")).positions == ("t5",)
 
 
+@pytest.mark.slow
 def test_larger_sizes_differ_in_tokens_alone() -> None:
     for task in ("digits", "text"):
         own, *larger = sizes(settings("attention", task), find_task(task))

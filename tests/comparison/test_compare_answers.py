@@ -3,8 +3,6 @@
 A lambda cannot be sent to another process: in this one the library is imported once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any

@@ -1,7 +1,5 @@
 """`relpos compare --data` on photographs of every kind, two of them broken: results, messages, and going on."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

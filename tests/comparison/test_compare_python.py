@@ -1,7 +1,5 @@
 """`relpos.compare`: models, data, steps and figures of one's own; what it returns, and what mistakes get."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`relpos.compare` on a dataset of Hugging Face and on shards: the figures of the same samples in a folder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`relpos.compare("swin", ...)`: which positions it takes by default, larger images, its page, and its command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A comparison on text through the command, on a file of one's own."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

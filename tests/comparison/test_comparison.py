@@ -1,7 +1,5 @@
 """A whole comparison through the command: what it writes, how it goes on, and that kill -9 loses nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

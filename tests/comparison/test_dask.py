@@ -1,7 +1,5 @@
 """Comparisons on a Dask cluster of three workers: equal figures, and nothing is lost where processes are killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Data that workers read themselves: the same by name and path, refused where they differ."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

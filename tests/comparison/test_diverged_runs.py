@@ -1,7 +1,5 @@
 """A training run whose loss is no number is a record like any other: the rest goes on, and it is not trained again."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Work by an executor: figures equal those of one machine, whatever dies is tried again, and answers are checked."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -34,6 +32,8 @@ from relpos.files.writing import WriteError
 from relpos.results import plain
 from relpos.train import OURS
 from relpos_command.option_groups import ClusterOptions
+
+FAST_CASES = 1  # of each of its tests, in the fast part
 
 TIMES = ("train_seconds", "environment", "peak_memory_mib", "step_ms", "ratio")
 
@@ -248,6 +248,7 @@ def test_what_failed_is_on_the_page_and_times_of_another_kind_of_machine_are_ref
     assert not (tmp_path / "out" / "records" / f"{gone}.json").exists(), "so that it is tried again"
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_nothing_that_is_finished_is_lost(
     tmp_path: Path, digits: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Other code, and other values in it, have another fingerprint; what cannot be looked into is never alike."""
 
-from __future__ import annotations
-
 import ast
 import io
 import os

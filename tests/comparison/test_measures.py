@@ -1,7 +1,5 @@
 """What is measured on a trained model, against the model itself: probes by growth rule, learned positions, maps."""
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Mechanisms of the user's file and of other packages: known by a name, told apart by their content."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from importlib import metadata

@@ -1,7 +1,5 @@
 """A quick run's steps follow from the time of one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

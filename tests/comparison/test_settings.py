@@ -1,7 +1,5 @@
 """What a comparison is asked to do: settings, defaults, refusals, and the training runs that follow."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from dataclasses import asdict, fields, replace

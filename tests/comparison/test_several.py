@@ -1,7 +1,5 @@
 """Runs of several processes: under every executor they train to the weights of `relpos train` with as many."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

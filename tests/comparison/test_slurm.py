@@ -1,7 +1,5 @@
 """Work as jobs, by submitit's local executor: answers come by the spool, and jobs outlive whoever submitted them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

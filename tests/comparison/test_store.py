@@ -1,7 +1,5 @@
 """A comparison's folder: files appear whole, records stay, other settings and other people's files are refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

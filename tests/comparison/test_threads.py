@@ -1,7 +1,5 @@
 """Timings depend on the number of threads, so it is among the settings: with another, no figure is taken over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

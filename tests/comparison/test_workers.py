@@ -1,7 +1,5 @@
 """Work in processes of its own: events come in order, failures stop everything and say where."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

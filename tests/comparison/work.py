@@ -1,7 +1,5 @@
 """What the workers of the tests do; in a module of its own, so that other processes can import it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

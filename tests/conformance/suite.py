@@ -1,7 +1,5 @@
 """The conformance suite as this library's own mechanisms run it: what it finds is noted for docs/parity.md."""
 
-from __future__ import annotations
-
 import copy
 import os
 from typing import ClassVar

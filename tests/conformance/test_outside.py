@@ -1,7 +1,5 @@
 """`relpos.testing` as another package uses it: outside this source tree, without its conftest and its folders."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The suite's own promises: which tests a class is given, in which engines, and what it is told where it lacks one."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The rule of `relpos.testing.tolerance` and the orders of sums that it draws: what they let pass, and what not."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable

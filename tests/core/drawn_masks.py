@@ -1,7 +1,5 @@
 """Masks of any kind, drawn by hypothesis."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shape checks are only as good as the annotations: one that does not resolve is skipped without a word."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -25,17 +23,17 @@ def modules() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", modules())
-def test_annotations_resolve(name: str) -> None:
-    module = importlib.import_module(name)
-    for owner in vars(module).values():
-        if getattr(owner, "__module__", None) != name or not (inspect.isclass(owner) or inspect.isfunction(owner)):
-            continue
-        members = [owner, *(vars(owner).values() if inspect.isclass(owner) else ())]
-        for member in members:
-            function = getattr(member, "__func__", getattr(member, "fget", member))
-            if dataclasses.is_dataclass(function) or inspect.isfunction(function):
-                typing.get_type_hints(function, globalns=vars(module), include_extras=True)
+def test_annotations_resolve() -> None:
+    for name in modules():
+        module = importlib.import_module(name)
+        for owner in vars(module).values():
+            if getattr(owner, "__module__", None) != name or not (inspect.isclass(owner) or inspect.isfunction(owner)):
+                continue
+            members = [owner, *(vars(owner).values() if inspect.isclass(owner) else ())]
+            for member in members:
+                function = getattr(member, "__func__", getattr(member, "fget", member))
+                if dataclasses.is_dataclass(function) or inspect.isfunction(function):
+                    typing.get_type_hints(function, globalns=vars(module), include_extras=True)
 
 
 def test_a_wrong_shape_is_caught() -> None:

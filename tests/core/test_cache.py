@@ -1,7 +1,5 @@
 """What follows from shapes is made once, and never where it could be wrong or outlive what it follows from."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import io

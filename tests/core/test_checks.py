@@ -1,7 +1,5 @@
 """Checks that more than one public function shares; their messages in use are in tests/errors."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

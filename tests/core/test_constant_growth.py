@@ -1,7 +1,5 @@
 """What is kept for good does not grow with the lengths that are met."""
 
-from __future__ import annotations
-
 import importlib
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Where tokens are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A line bias written out, and its backward without sorting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

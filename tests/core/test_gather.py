@@ -1,7 +1,5 @@
 """Reading a table and its ordered gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode

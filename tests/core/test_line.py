@@ -1,7 +1,5 @@
 """Lines: every pair of tokens reads the entry that stands for its offset, and nothing else does."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

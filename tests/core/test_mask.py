@@ -1,7 +1,5 @@
 """Masks: O(N) structure against the sentence that defines it, pair by pair."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

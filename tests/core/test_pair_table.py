@@ -1,7 +1,5 @@
 """Numbers that pairs read from a table, and their sums, against loops: layouts, dtypes, sizes, batches, chunks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Dropout by counter: fair, independent of how it is drawn, and a function of the seed alone."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

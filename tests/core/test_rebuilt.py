@@ -1,7 +1,5 @@
 """Terms, masks and coordinates are rebuilt field by field, as FSDP rebuilds the data classes that enter a block."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotation: pairs turned one at a time, in both layouts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The algebra of terms: what adds up, what contradicts, and that a part of a term means a part of its meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

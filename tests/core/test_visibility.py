@@ -1,7 +1,5 @@
 """Which tokens see and are visible, against the dense mask."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Other data are another comparison: what the fingerprint of three datasets looks at."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

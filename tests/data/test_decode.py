@@ -1,7 +1,5 @@
 """Files to pixels: every mode, depth, orientation and shape, against pixels known beforehand; and what is broken."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

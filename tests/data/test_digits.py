@@ -5,8 +5,6 @@ un-standardised (its background is 0, its brightest pixel 16), and every 8 x 8 w
 up among the 1,797 originals.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Documents of a text: packed with their borders or joined, of a file or handed over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is found in a folder of images, which image is for what, and what a person is told where it does not fit."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

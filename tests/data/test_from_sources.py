@@ -1,7 +1,5 @@
 """Images of Hugging Face's datasets and of WebDataset's shards: the same as in a folder, in memory and as streams."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

@@ -1,7 +1,5 @@
 """A folder of images as a task: pixels, splits and placements, against files whose pixels are known; and refusals."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import itertools

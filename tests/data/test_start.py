@@ -1,7 +1,5 @@
 """Batches from a later one on: what a run that goes on trains with."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Text as bytes: what is in a split, what a batch and a block are, and files of one's own."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Tokenizers: every byte of a text is in one token, and one that loses text is refused."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 from pathlib import Path

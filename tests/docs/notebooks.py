@@ -3,8 +3,6 @@
 python tests/docs/notebooks.py docs/yours.ipynb        runs it and keeps in it what the cells print and return
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """docs/guides/choosing.md: every figure of its tables is one that was measured, in the page or file that it cites."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

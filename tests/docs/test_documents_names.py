@@ -1,7 +1,5 @@
 """The classes of the documents that relpos started from: names, constructor arguments, defaults, and meaning."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The golden vectors: the check on their page passes without relpos, and the file is what its script writes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import sys

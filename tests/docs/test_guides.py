@@ -1,7 +1,5 @@
 """The guides: the code of each page runs from top to bottom, and prints or raises what stands below it."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

@@ -1,7 +1,5 @@
 """Pages that are made or that list what is there: they say what their scripts write, and leave nothing out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

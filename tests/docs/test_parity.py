@@ -1,7 +1,5 @@
 """docs/parity.md: made by a run of the tests, with a row for every mechanism and for the code it must agree with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

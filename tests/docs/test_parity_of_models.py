@@ -1,7 +1,5 @@
 """docs/parity-models.md: made by a run of the tests, with a row for every model that takes published weights."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

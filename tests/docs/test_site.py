@@ -1,7 +1,5 @@
 """The documentation site: what is generated, how links are written, and that it builds offline without a warning."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json

@@ -1,8 +1,6 @@
 """Every mechanism that a guide defines passes the suite that the guides promise; CONTRIBUTING.md's has
 tests/position/test_toy.py. What a page defines is read from it as printed, without its calls."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

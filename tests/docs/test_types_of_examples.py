@@ -1,7 +1,5 @@
 """The Python of the README and the guides is right by mypy --strict, as an editor of their readers sees it."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

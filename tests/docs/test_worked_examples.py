@@ -1,7 +1,5 @@
 """docs/examples.md: the right figures, typed here or made by plain loops, and a page that is what its code makes."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """`docs/yours.ipynb` runs from its first cell to its last and shows what its text says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

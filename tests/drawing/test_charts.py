@@ -1,7 +1,5 @@
 """Charts: names that do not cover one another, axes that hold what there is, looks that need no colour."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

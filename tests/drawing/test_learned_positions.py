@@ -1,7 +1,5 @@
 """What was learned as pictures: where offsets lie, and that an SVG suits any page."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from relpos.report.drawing.attention_maps import attention_figure, overlay

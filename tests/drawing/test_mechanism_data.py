@@ -1,7 +1,5 @@
 """What `relpos show` draws is what the mechanism says, by plain loops over its formula."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

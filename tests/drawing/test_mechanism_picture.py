@@ -1,7 +1,5 @@
 """Pictures of positions: signs without colour, one scale for all heads."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from relpos.report.drawing.mechanism_picture import Axis, Bars, Maps, picture, short_number, signed_number

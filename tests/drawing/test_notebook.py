@@ -1,7 +1,5 @@
 """How mechanisms show themselves in a notebook."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

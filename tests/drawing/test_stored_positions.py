@@ -1,7 +1,5 @@
 """Learned positions found in weights by name: each number stands at the offset where the published model adds it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path

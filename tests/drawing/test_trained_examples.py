@@ -1,7 +1,5 @@
 """The trained examples that come with the package."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 import pytest

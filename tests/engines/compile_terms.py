@@ -8,8 +8,6 @@ seconds a term on C++. Else streaming's are traced with their backward, and of `
 A line each is printed; the exit status is the number that failed.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tests of the engines share: a step of training, held to the reference's, and the sizes of what it makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

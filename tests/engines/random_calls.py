@@ -7,8 +7,6 @@ frozen, masks are written to, and a call may come from another thread, in infere
 strides, another dtype, number of threads or class of tensor.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import sys

@@ -1,7 +1,5 @@
 """The windows of a grid's columns against loops over their entries."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Every term compiles whole, and compiled gives what eager gives."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A dense bias whose axes may each be of size 1: every engine, dtype and mask, cut to some tokens, and its memory."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 from unittest import mock

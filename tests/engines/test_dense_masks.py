@@ -1,7 +1,5 @@
 """`mask="causal"` and masks that come as boolean tensors: the same as a `Mask`, in values, gradients and messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Dropout under the streaming engine: the pairs that the definition drops, however a tile is cut into pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,6 +10,8 @@ from torch import Tensor
 from relpos import Grid, LineBias, LineVectors, Mask, RowRule, Sequence, Softcap, Terms, lines
 from relpos.engines.streaming import dropout
 from relpos.engines.streaming.plan import planning
+
+FAST_CASES = 9  # of each of its tests, in the fast part
 
 B, H, N, D = 2, 4, 48, 8
 LINE, GRID = lines(Sequence(N)), lines(Grid(6, 7, prefix=6))

@@ -1,7 +1,5 @@
 """An eager call is one node of autograd's graph, without an operator; what sees operators alone is given them."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -150,6 +148,7 @@ def test_a_mode_in_half_of_a_step_that_is_computed_again(where: str, rule: bool)
         torch.testing.assert_close(with_gradients(out, leaves), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.traced

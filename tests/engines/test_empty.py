@@ -1,7 +1,5 @@
 """Calls without keys, without queries, or of no batch: alike in every engine, with gradients of zero."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,6 +26,8 @@ from relpos import (
 )
 from relpos.testing.devices import ON_GPU
 from relpos.testing.engines import engines
+
+FAST_CASES = 40  # of each of its tests, in the fast part
 
 ENGINES = ["auto", *(name for name in engines() if name not in ON_GPU)]
 H, D, V = 4, 6, 3

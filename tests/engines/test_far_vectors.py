@@ -1,7 +1,5 @@
 """Vectors of which far offsets share one, in the streaming engine: such stretches of a window are multiplied once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from engine_steps import assert_as_reference
@@ -10,6 +8,8 @@ from torch import Tensor
 from covering import pairwise
 from relpos.core import LineVectors, Mask, Sequence, Terms, lines
 from relpos.engines.streaming.terms.vector_term import alike
+
+FAST_CASES = 6  # of each of its tests, in the fast part
 
 H, D, ROWS = 2, 4, 9
 SIZES = [(300, 300), (1, 200), (130, 333), (280, 70), (600, 40)]

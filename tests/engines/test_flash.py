@@ -1,8 +1,6 @@
 """FlashAttention from its paper: in every precision against loops in float64, in tiles of every size against the
 reference, and what it stores."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from engine_steps import Sizes, with_gradients

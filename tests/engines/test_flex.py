@@ -17,7 +17,7 @@ from relpos.engines import flex
 from relpos.engines.flex import FLEX
 from relpos.engines.unseen import without_unseen
 
-FAST_SHARE = 4  # of its tests, in the fast part
+FAST_SHARE = 10  # of its tests, in the fast part
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 

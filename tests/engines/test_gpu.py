@@ -6,8 +6,6 @@ The cheapest and most telling come first, and eight processes compile side by si
 The other tests run Triton's kernels there too, on small calls (`relpos.testing.devices`).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

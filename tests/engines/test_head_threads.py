@@ -1,7 +1,5 @@
 """Heads that threads compute side by side: the same results as by one thread, and a process left as it was."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,6 +22,8 @@ from relpos.engines.call import Call
 from relpos.engines.streaming.cpu import head_threads
 from relpos.engines.streaming.plan import chunks
 from relpos.position import Mechanism
+
+FAST_CASES = 3  # of each of its tests, in the fast part
 
 BATCH, HEADS, N, D = 2, 6, 70, 8
 POSITIONS: dict[str, tuple[Callable[[], Mechanism | None], Coordinates]] = {

@@ -1,7 +1,5 @@
 """How tensors lie in memory changes no result: the streaming engine against the definition."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +13,8 @@ from covering import pairwise
 from relpos import Grid, LineBias, LineVectors, Mask, Sequence, lines
 from relpos.engines.streaming.cpu import cpu_kernel
 from relpos.engines.streaming.plan import planning
+
+FAST_CASES = 2  # of each of its tests, in the fast part
 
 B, H, N, D = 2, 4, 37, 8
 

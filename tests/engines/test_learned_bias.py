@@ -1,7 +1,5 @@
 """Attention under a learned bias in one node of autograd: values, gradients, second derivatives."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Linear attention: against its definition by loops, one form against another, linear time, and as a layer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

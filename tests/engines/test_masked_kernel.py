@@ -1,7 +1,5 @@
 """Attention under a mask by PyTorch's kernel: tiles that hold every pair once, and the definition's numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from engine_steps import call_of, step

@@ -1,7 +1,5 @@
 """Tensors on the device meta have shapes and no numbers: attention gives a shape, and computes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ round against each other, and whether delta fits the weights, is most of the err
 with the same inputs. Twice that is the limit: the two sums may round in another order each, once a side.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Calls of one structure are checked and planned once; of what differs in anything they ask, anew."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -20,6 +18,8 @@ import relpos
 from relpos import Grid, LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
 from relpos.engines import plan
 from relpos.engines.plan import PLANS, Plans
+
+FAST_CASES = 8  # of each of its tests, in the fast part
 
 N, H, D = 6, 2, 4
 LINE = lines(Sequence(N))

@@ -1,7 +1,5 @@
 """PyTorch's private parts: they are given what they believe, and without one, or with another, results stay right."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """One factor a query, on the content or on all scores, and a sink of each query: against the formula, written out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -12,6 +10,8 @@ from torch import Tensor
 import relpos
 from relpos import DenseBias, LineBias, LineVectors, LowRank, Mask, QueryScale, RowRule, Sequence, Sinks, Softcap, Terms
 from relpos.testing.engines import engines
+
+FAST_CASES = 10  # of each of its tests, in the fast part
 
 B, H, G, N, M, D = 2, 4, 2, 7, 9, 4
 

@@ -1,7 +1,5 @@
 """Attention under vectors in one node of autograd: values, gradients, second derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A second derivative is right, or refused in one line that names the backend, whatever the position is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,8 @@ import torch
 from torch import Tensor
 
 from relpos import ALiBi, RotaryEmbedding, Sequence, T5Bias, attention
+
+FAST_CASES = 8  # of each of its tests, in the fast part
 
 POSITIONS = {"none": lambda: None, "fixed": lambda: ALiBi(2), "rotation": lambda: RotaryEmbedding(8),
              "learned": lambda: T5Bias(2, init_std=0.5)}  # fmt: skip

@@ -1,7 +1,5 @@
 """What `auto` chooses where, and the ways that an engine has."""
 
-from __future__ import annotations
-
 import importlib
 import pathlib
 import sys

@@ -1,7 +1,5 @@
 """A bias that learns nothing, read by PyTorch's kernel as a view of one number an offset."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

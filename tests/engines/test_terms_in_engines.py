@@ -44,7 +44,7 @@ from relpos.testing.engines import INTERPRETED, engines, lacking
 from relpos.testing.orders import in_orders
 from relpos.testing.tolerance import yardstick_dtype
 
-FAST_SHARE = 4  # of its tests, in the fast part
+FAST_SHARE = 8  # of its tests, in the fast part
 
 B, H, N, M, D = 2, 3, 4, 6, 4
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -3,8 +3,6 @@
 Without a GPU the kernels run in Triton's interpreter (tests/conftest.py sets it).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The rotation's kernel against multiplication of complex numbers, forward and back."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from relpos.testing.tolerance import assert_close, yardstick_dtype
 
-FAST_SHARE = 4  # of its tests, in the fast part
+FAST_SHARE = 12  # of its tests, in the fast part
 
 rotation = importlib.import_module("relpos.engines.triton.rotation")
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

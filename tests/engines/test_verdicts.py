@@ -1,7 +1,5 @@
 """Kernels that `auto` takes only after they agreed with the reference; the CPU's engines stand for those of a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import threading
@@ -28,6 +26,8 @@ from relpos.engines.selection import SLOWER
 from relpos.engines.self_check import verdicts
 from relpos.engines.streaming import STREAMING as streaming
 from relpos.engines.triton import TRITON as triton
+
+FAST_SHARE = 3  # of its tests, in the fast part
 
 launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")

@@ -1,7 +1,5 @@
 """Zeros around a skewed tile and between the rows of a bfloat16 copy, whatever was in a buffer before."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Wrong calls must fail by the library's own checks, so the shape checks that other tests run under are off here."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """What the tables of wrong calls are made of: small right things, one of which each row spoils."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A right call of each public function, of which tests replace one argument by something wrong."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from operator import attrgetter

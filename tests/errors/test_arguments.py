@@ -1,7 +1,5 @@
 """In a right call one argument is replaced: by no flag, no whole number, no number, no known name, by anything."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 from typing import Any

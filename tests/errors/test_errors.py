@@ -1,7 +1,5 @@
 """Every public constructor and function called wrongly gives one line: what was expected, what came, the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

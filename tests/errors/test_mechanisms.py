@@ -1,7 +1,5 @@
 """What every mechanism says to no coordinates, to places that it does not serve, and to other growth than its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What newcomers type first, each answered with the name that they meant."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tensors that nothing here computes with (sparse, nested, of 8 bits), and odd arguments of `compare`: our own line."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

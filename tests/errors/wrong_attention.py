@@ -1,7 +1,5 @@
 """Wrong calls of attention in all its forms, and of patterns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Wrong calls of layers, models, optimizers, and of what changes models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

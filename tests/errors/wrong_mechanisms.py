@@ -1,7 +1,5 @@
 """Wrong calls of mechanisms, and of what makes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ingredients import META, TABLE, WINDOW, Row, places, site

@@ -1,7 +1,5 @@
 """Wrong calls of coordinates, lines, masks, terms and what reads tables."""
 
-from __future__ import annotations
-
 import torch
 from ingredients import ANGLES, AXES, LINE, META, TABLE, Row, line_bias, places, x
 from torch import arange, ones, rand, tensor, zeros

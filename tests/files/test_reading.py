@@ -1,7 +1,5 @@
 """Files that others wrote: what is read, and what is said of everything else."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files appear whole or not at all, by however many processes, and where they cannot be written one line says why."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -6,8 +6,6 @@ The calls are the fuzzer's, of fixed seeds, through every engine that serves the
 small ones with each mechanism. Whether the numbers are right is asked elsewhere: here it is asked that they stay.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

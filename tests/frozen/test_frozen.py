@@ -1,7 +1,5 @@
 """What was written down before a rebuilding is still so: numbers of calls and models, signatures, graphs, an export."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator

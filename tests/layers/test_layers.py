@@ -1,7 +1,5 @@
 """Layers: attention modules, the block, the MLP and patches, against loops and against one another."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Norms by loops, and that they leak nothing to a causal model; normalised queries and keys; grouped heads."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

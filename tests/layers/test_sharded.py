@@ -1,7 +1,5 @@
 """FSDP over two processes in mixed precision: terms are made inside a sharded block, or the error says so."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

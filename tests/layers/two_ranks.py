@@ -1,7 +1,5 @@
 """What two processes do for `test_sharded`: each is one rank, and writes what it found into a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -8,8 +8,6 @@ forward whole, and of one model the backward, and generates no code; `tests/engi
 of every term and of symbols, and inductor.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

@@ -6,8 +6,6 @@ A script, not a test: it runs apart from the other tests, because what traces mu
 the shape checks. One line a program is printed, and the exit status is the number that failed.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

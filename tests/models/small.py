@@ -1,7 +1,5 @@
 """The small models that the tests of both transformers take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from relpos import LanguageModel, VisionTransformer

@@ -1,7 +1,5 @@
 """Kinds of attention and of norm in the models: what they compute, and that a causal model stays causal."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Models compile whole, and are exported with sizes left open; so they give what eager gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import compile_models

@@ -1,7 +1,5 @@
 """The language model: the whole of it by hand in plain PyTorch, and what a decoder must keep to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A window for each layer of a language model: what each layer sees, by loops; decoded, packed, saved, refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

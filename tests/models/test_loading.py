@@ -1,7 +1,5 @@
 """Weights into a model: all of them or none, one line that says why, and a report."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models as folders: what is saved comes back, nothing is overwritten, and a hub gets the same files."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import json

@@ -1,8 +1,6 @@
 """A model of alternating layers, Gemma 4, whose schedule of rotations and windows is relpos's: the same logits and
 gradients."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

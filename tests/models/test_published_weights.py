@@ -1,7 +1,5 @@
 """Models of ours with the weights of published ones: outputs and gradients by name, and all or nothing of a fit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Settings of mechanisms in what relpos itself loads and saves: folders, `load_weights`, checkpoints, comparisons."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

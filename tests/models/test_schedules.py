@@ -1,7 +1,5 @@
 """Schedules over layers: which layer has which position, what is shared, saved and grown, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Swin Transformer: windows, merging, positions, other sizes; its parity is in `test_published_weights.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the vision transformer and the language model have in common: positions of layers, dropout, dtypes, counts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What holds for every optimizer: groups, state through a file, odd gradients, compiled, under a scaled loss."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

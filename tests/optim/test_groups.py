@@ -1,7 +1,5 @@
 """Parameter groups: which parameters decay, and that position has a rate of its own, in any module."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

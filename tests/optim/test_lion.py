@@ -1,7 +1,5 @@
 """Lion against the paper's pseudocode by loops, number by number."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

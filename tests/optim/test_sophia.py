@@ -1,7 +1,5 @@
 """Sophia against the paper's pseudocode by loops, and its two estimates against exact diagonals of small models."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

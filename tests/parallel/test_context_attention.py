@@ -11,6 +11,8 @@ import pytest
 from loaded import Loaded
 from relpos.parallel.ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-12
 Found = list[dict[str, Any]]
 

@@ -1,7 +1,5 @@
 """Every pattern with every kind of position equals dense attention with the dense mask: values and all gradients."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

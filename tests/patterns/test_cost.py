@@ -1,7 +1,5 @@
 """The cost of a pattern follows the pairs that it allows: scores that `streaming` computes, forward and backward."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Each pattern against its definition pair by pair; layers and windows that use them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests of rotations by content have in common: angles by loops over keys, and a model with a cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What tests of parity with transformers and timm share, and the largest tensor that an attention makes."""
 
-from __future__ import annotations
-
 import importlib
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The conformance suite of rotations: attention by loops over queries and keys that a subclass turns by loops."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What the suites of mechanisms are written with: which cases, a grid's raster order, loops over pairs of tokens."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

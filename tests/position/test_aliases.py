@@ -1,7 +1,5 @@
 """Names and aliases of mechanisms, what they make, and the constructor that a repr prints."""
 
-from __future__ import annotations
-
 import sys
 import types
 from dataclasses import replace
@@ -18,6 +16,8 @@ from relpos.core import Coordinates
 from relpos.position import Sum, find, presets
 from relpos.position.base import preset as presets_module
 from relpos.testing.calls import terms_of_case
+
+FAST_CASES = 80  # of each of its tests, in the fast part
 
 TOKENS: dict[int, tuple[Coordinates, ...]] = {
     1: (Sequence(9), Sequence(9, start=3, prefix=1)),

@@ -1,7 +1,5 @@
 """ALiBi: slopes and distances. What becomes of the future is in test_published_language.py."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

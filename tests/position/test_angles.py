@@ -1,7 +1,5 @@
 """Angles: coordinates times frequencies, in float64 whatever the model's dtype."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """CABLE's bias: against loops, the authors' lines, at many tokens, and in a model with a cache."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

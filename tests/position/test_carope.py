@@ -1,7 +1,5 @@
 """CARoPE: against loops and the paper's formula, as the RoPE that it starts as, and in a model with a cache."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """The clipped relative bias: one number a distance up to R, one for all beyond."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

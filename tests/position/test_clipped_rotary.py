@@ -1,7 +1,5 @@
 """Clipped RoPE: the slowest pairs tapered by half a cosine, by loops; of another scaling; saved with a model."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

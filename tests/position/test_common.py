@@ -1,7 +1,5 @@
 """What is promised of several mechanisms alike: what a site makes, growth as they are, far places, memory."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

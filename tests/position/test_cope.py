@@ -1,7 +1,5 @@
 """CoPE: gates, counts, and what the mask does to them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DeBERTa's disentangled attention: log buckets, both products, and the published layer."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

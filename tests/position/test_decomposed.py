@@ -1,7 +1,5 @@
 """Decomposed vectors of MViTv2, ViTDet and SAM: a vector an axis, interpolated tables, grids of two sizes."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from typing import Any, ClassVar

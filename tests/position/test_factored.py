@@ -1,7 +1,5 @@
 """The factored relative bias: a table an axis, added up. Other windows are in test_windows.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mechanisms under FakeTensorMode, in which memory and shapes of a model are estimated: built, and used."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -1,7 +1,5 @@
 """FIRE: the share of the query's place, its threshold, and weights of before."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

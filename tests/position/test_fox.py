@@ -1,7 +1,5 @@
 """The forget gate: against loops, at many tokens, in layers and models with a cache, and where states are asked for."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,6 +13,8 @@ from relpos import ForgetGate, KeyValueCache, LanguageModel, Mechanism, MultiHea
 from relpos.core import Coordinates
 from relpos.position.base.states import terms_of
 from relpos.testing import oracle
+
+FAST_CASES = 1  # of each of its tests, in the fast part
 
 
 def gates(mechanism: Any, states: Tensor) -> Tensor:
@@ -65,6 +65,7 @@ class TestFox(LibrarySuite):
         return oracle.attention(q, k, v, bias=torch.stack(rows, dim=-2).to(q.dtype), allowed=allowed)[0]
 
 
+@pytest.mark.slow
 def test_sums_over_many_tokens_are_as_exact_as_their_differences() -> None:
     """At 32,768 tokens that each forget half: c ends near -27,000, where float32 has steps of 0.002."""
     n = 32_768

@@ -1,7 +1,5 @@
 """Parameters handed in: sums and wrappers, transforms, compilers, threads, decoding, and bad arguments."""
 
-from __future__ import annotations
-
 import copy
 import re
 import threading

@@ -1,7 +1,5 @@
 """relpos against the golden vectors, whose numbers come from mpmath and published code."""
 
-from __future__ import annotations
-
 import json
 import math
 from importlib import resources

@@ -1,7 +1,5 @@
 """Graphormer's spatial encoding, on graphs by loops over their table and paths, and as a line where neighbours join."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A rotation knows the head width that it was built for: heads of another width are refused, not turned in part."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

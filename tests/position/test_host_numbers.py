@@ -1,7 +1,5 @@
 """Numbers of the host go to a device once: later a GPU need not wait for them, and a CUDA graph can be captured."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inkling's bias: against loops, transformers' own, in a model with a cache, and where it ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """iRPE: the piecewise index, five ways to a bucket, and what they are read by."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """KERPLE: both kernels, where they start, and what they may not become."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Learned absolute positions, on sequences and grids. Other sizes are in test_windows.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

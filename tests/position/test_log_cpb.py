@@ -1,7 +1,5 @@
 """The log-spaced continuous bias: the network, its coordinates, and parity with Swin V2 in transformers."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from types import ModuleType

@@ -4,8 +4,6 @@ Each mechanism runs forward and backward in a process of its own, one head, and 
 memory and the largest tensor that any operation returns are held far below N x M x D numbers.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from loaded import Loaded

@@ -1,7 +1,5 @@
 """M-RoPE: pairs that follow time, row or column, by loops and as Qwen2-VL and Qwen3-VL have them."""
 
-from __future__ import annotations
-
 import functools
 import types
 from contextlib import nullcontext
@@ -114,6 +112,7 @@ def qwen_places(name: str) -> Tensor:
     return places.permute(1, 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("timm")
 def test_places_of_text_and_an_image() -> None:
     """The module's docstring, by hand: 3 tokens, an image of 2 x 3, 4 tokens."""

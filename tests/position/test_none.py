@@ -1,7 +1,5 @@
 """No position: attention alone."""
 
-from __future__ import annotations
-
 from conformance.suite import LibrarySuite
 from relpos import NoPosition, Sequence, Site
 

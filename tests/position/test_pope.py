@@ -1,7 +1,5 @@
 """PoPE: magnitudes from content, angles from position, by loops over dimensions."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

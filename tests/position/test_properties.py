@@ -4,8 +4,6 @@ The mechanisms are the presets, found by themselves, and sums of two. A new one 
 from translation is declared below, once, and is shown to break it. `RELPOS_EXAMPLES=10000` runs 10,000 examples a law.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Whole layers run in float64 and in float32; nothing in them is float32 by itself.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from types import ModuleType

@@ -6,8 +6,6 @@ float64 wherever they say float32 (`published.running_in`). Private functions of
 the numbers.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Iterable

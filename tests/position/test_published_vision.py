@@ -4,8 +4,6 @@ timm forms frequencies and angles in float32. Places on these grids are small, s
 from is compared once more with float64 in its place (`published.running_in`).
 """
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 from typing import Any

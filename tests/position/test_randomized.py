@@ -1,7 +1,5 @@
 """Randomized positions: evenly spread in evaluation, by loops; what is drawn in training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

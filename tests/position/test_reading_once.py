@@ -1,7 +1,5 @@
 """`relpos.reading_once`: layers that share a mechanism read it once a forward, and nothing is different."""
 
-from __future__ import annotations
-
 import copy
 import io
 import threading

@@ -1,7 +1,5 @@
 """The learned relative bias, in one to three dimensions."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

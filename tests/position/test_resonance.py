@@ -1,7 +1,5 @@
 """Resonance RoPE: wavelengths rounded to whole tokens, by loops; of another scaling; what repeats."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Rotary positions: both layouts, partial rotation, one axis and several, caches of rotated keys, longer contexts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

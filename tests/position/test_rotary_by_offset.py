@@ -1,7 +1,5 @@
 """ReRoPE, Self-Extend and dual chunk attention: by loops over pairs, from the offset that each pair is rotated by."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

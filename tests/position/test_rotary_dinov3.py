@@ -1,7 +1,5 @@
 """DINOv3's rotation: fractions of the image, by loops and as transformers and timm have them, in training too."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """Mixed rotary positions: learned frequencies along both axes, by loops and as timm has them."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sandwich: what remains of sinusoids when only position meets position."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

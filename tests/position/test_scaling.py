@@ -1,7 +1,5 @@
 """Context scalings of rotary positions: frequencies and magnitudes by loops and as published, and whole attentions."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Selective RoPE: against loops and the authors' lines, in a model with a cache, and what its convolution sees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Shaw's vectors for keys and values: clipping, the skew, and published code of the key part."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Sinusoidal absolute positions: on sequences and grids, in all three layouts."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

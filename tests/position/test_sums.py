@@ -1,7 +1,5 @@
 """Sums of mechanisms: parts, roles, growth and training; those that have a name, and others that are written."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

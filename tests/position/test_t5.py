@@ -1,7 +1,5 @@
 """T5's relative bias: buckets, their edges and their sign, and the scale of 1."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """The example of CONTRIBUTING.md, as printed: one file and one test make a mechanism."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

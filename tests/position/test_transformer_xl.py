@@ -1,7 +1,5 @@
 """Transformer-XL: projected sinusoids of the distance, two biases, and published code in both layouts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar, Literal
 

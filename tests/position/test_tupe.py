@@ -1,7 +1,5 @@
 """TUPE: the untied product, the class token, and TUPE-R. Other sizes are in test_windows.py."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mechanisms with tables that end: offsets beyond them, other windows and lengths, and the sites they are made for."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

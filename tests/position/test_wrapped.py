@@ -1,7 +1,5 @@
 """Mechanisms inside wrappers, as PEFT makes them of any module: what still says terms counts, anything else raises."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

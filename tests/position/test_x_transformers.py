@@ -1,7 +1,5 @@
 """PoPE and the forget gate in x-transformers' own attention: output and the gradients of all weights."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """xPos: by loops, wherever the centre lies, and up to where numbers end; test_rotary has its cache of rotated keys."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Published code that says float32 inside, run in float64: what is compared is then the formula, not its rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

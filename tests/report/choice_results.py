@@ -1,7 +1,5 @@
 """Results of a comparison of kinds of attention whose figures were made up, to be known in advance."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page of a made-up comparison with everything on it, built once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the page opens with, for every outcome that a comparison can have."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

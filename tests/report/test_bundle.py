@@ -1,7 +1,5 @@
 """A bundle to share: what is in it, and that neither data nor who made it are."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import re
@@ -15,6 +13,7 @@ import pytest
 from text_results import make_text
 
 from relpos.cli import main
+from relpos.report import bundle
 from relpos.report.bundle import bundled
 from relpos.results import read
 
@@ -27,6 +26,12 @@ PRIVATE = ("/home", "tower", USER, "secret", "ann lee", "C:\\", "holiday.png")
 def _of_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
     monkeypatch.setattr(getpass, "getuser", lambda: USER)
+
+
+@pytest.fixture
+def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that do not look at it: it is most of the time."""
+    monkeypatch.setattr(bundle, "build_page", lambda results: "")
 
 
 def private(make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -45,6 +50,7 @@ def private(make: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_the_archive_tells_nothing_of_the_person_or_the_machine(make: Any, tmp_path: Path, capsys: Captured) -> None:
     results = private(make)
     assert all(word in json.dumps(results).replace("\\\\", "\\") for word in PRIVATE), "else nothing is tested"
@@ -66,6 +72,7 @@ def test_the_archive_tells_nothing_of_the_person_or_the_machine(make: Any, tmp_p
     assert f"torch: {results['environment']['torch']}" in texts["README.txt"]
 
 
+@pytest.mark.usefixtures("_no_page")
 def test_a_file_is_replaced_only_when_asked(make: Any, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "results.json").write_text(json.dumps(make(("none",), seeds=1, images=4)), encoding="utf-8")
     out = tmp_path / "x.zip"
@@ -79,15 +86,19 @@ def test_a_file_is_replaced_only_when_asked(make: Any, tmp_path: Path, capsys: C
     assert zipfile.is_zipfile(out)
 
 
-def test_samples_are_there_only_when_asked_for_and_a_program_compiles() -> None:
+@pytest.mark.slow
+def test_samples_are_there_only_when_asked_for_and_a_program_compiles(request: pytest.FixtureRequest) -> None:
     results = make_text(("none", "t5"), seeds=1)
     prompt = results["records"][0]["sample"]["prompt"]
-    without, with_samples = bundled(results), bundled(results, samples=True)
+    without = bundled(results)
+    request.getfixturevalue("_no_page")
+    with_samples = bundled(results, samples=True)
     assert prompt in with_samples["results.json"]
     assert prompt not in "".join(without.values())
     compile(without["train.py"], "train.py", "exec")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_keeps_no_folder() -> None:
     results = make_text(("none", "t5"), seeds=1)
     options = {"text": "/home/x/secret/a.txt", "tokenizer": "hf:its/secret/words", "documents": "packed", "tokens": "0"}
@@ -100,6 +111,7 @@ def test_a_tokenizer_keeps_no_folder() -> None:
     compile(files["train.py"], "train.py", "exec")
 
 
+@pytest.mark.usefixtures("_no_page")
 def test_a_user_with_the_name_of_a_mechanism_changes_no_name(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "learned")
     assert read(json.loads(bundled(make(("learned",), seeds=1, images=4))["results.json"])).names == ["learned"]

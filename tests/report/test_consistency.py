@@ -1,7 +1,5 @@
 """Values of a results.json that do not fit together: each is named where it stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache

@@ -1,7 +1,5 @@
 """Results with anything missing, blank or altered: one clear line, or a page, a table and a program."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

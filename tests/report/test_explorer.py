@@ -1,7 +1,5 @@
 """The explorer in a real browser: chosen by mouse and keyboard, and what it draws held against the engines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A comparison for a paper: figures that a printer takes, a table that LaTeX takes, numbers that are the measured."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

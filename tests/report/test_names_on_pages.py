@@ -1,7 +1,5 @@
 """Names of a person's own on pages, in pictures and in tables: nothing hidden, and HTML as text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ def odd(make: Any) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_a_page_shows_names_as_they_are(odd: dict[str, Any]) -> None:
     page = build_page(odd)
     assert_shown(page, "the page")

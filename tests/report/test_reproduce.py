@@ -1,7 +1,5 @@
 """The printed program, run: it reaches what the command reached, to the last bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The table: its order, its rows for rules, its reasons, and what a terminal has room for."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Made-up comparisons on text with the shape of real ones."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A damaged model's folder: one line that names the file, the fault and the remedy, and nothing large is made."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

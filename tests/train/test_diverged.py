@@ -1,7 +1,5 @@
 """A loss or a gradient that is no number ends training before the weights take it in, with one line that says where."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
@@ -108,6 +106,7 @@ def test_the_command_says_so_in_one_line(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_float16_does_not_skip_every_step_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
     with pytest.raises(DivergedError, match="expected a finite gradient; got nan at step 41 of 50"):

@@ -1,7 +1,5 @@
 """What launchers leave in the environment, and what is made of it before a run begins."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

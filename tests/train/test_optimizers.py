@@ -1,7 +1,5 @@
 """Optimizers by name in the training loop, Sophia's estimates in it, and float16's scaled losses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +11,8 @@ from relpos.data import Text, find_task
 from relpos.layers import MultiHeadAttention
 from relpos.optim import Lion, Sophia
 from relpos.train import OPTIMIZERS, ImageRecipe, OptimizerName, TextRecipe, estimate_hessian, state, train
+
+FAST_CASES = 2  # of each of its tests, in the fast part
 
 TINY = ImageRecipe(steps=4, warmup_steps=2, batch_size=16, embed_dim=16, depth=1, num_heads=2)
 CPU = torch.device("cpu")

@@ -3,8 +3,6 @@
 Where launchers matter, they are torchrun and accelerate; else `loaded` starts the processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

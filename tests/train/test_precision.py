@@ -1,7 +1,5 @@
 """What stays in float32 under mixed precision: the norms, the softmax, and what positions say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that are cut short and go on: equal to those that were not, bit for bit."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import signal
@@ -22,6 +20,8 @@ from relpos.train.checkpointing import Checkpointing, StoppedError
 from relpos.train.procedure import Procedure
 from relpos.train.processes import Parallelism
 from relpos.train.snapshots import Snapshot, SnapshotStore, read_snapshot
+
+FAST_CASES = 1  # of each of its tests, in the fast part
 
 SMALL = ImageRecipe(steps=14, warmup_steps=2, batch_size=400, embed_dim=8, depth=1, num_heads=1)  # three an epoch
 FEW = replace(SMALL, steps=6, batch_size=16)

@@ -1,7 +1,5 @@
 """Saved models that load where their images are gone, and in a later version."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

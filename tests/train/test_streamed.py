@@ -1,7 +1,5 @@
 """Training on a stream of shards: killed in its middle, it goes on to the same weights."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any
@@ -51,6 +49,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(x, other[name]) for name, x in one.items())
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
     tmp_path: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

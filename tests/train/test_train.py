@@ -1,7 +1,5 @@
 """The training loop: its rates, groups, repeatability and clipping; and a model's way to a folder and back."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Training a language model on text, and what is measured on it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -155,6 +153,7 @@ def test_bits_per_byte_are_all_nats_over_all_bytes_of_text(documents: str) -> No
     assert validated(Flat(), task, CPU) == pytest.approx(found["bits_per_byte"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_attention_stays_within_packed_documents() -> None:
     tales = dict.fromkeys(("train", "validation", "test"), TALES)
     task = Text(Documents(tales, "tales", "Tales"), documents="packed")

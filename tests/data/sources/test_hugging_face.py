@@ -1,7 +1,5 @@
 """Datasets of Hugging Face, written by the library itself. The hub is not reached; its errors are its library's."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Shards of a server, and the cache that keeps them: every test has a server of its own on this machine."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

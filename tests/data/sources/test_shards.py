@@ -1,7 +1,5 @@
 """WebDataset's shards: fields, samples that cannot be used, and tars that mean harm, of which nothing runs."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle
