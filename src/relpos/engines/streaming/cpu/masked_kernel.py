@@ -114,7 +114,7 @@ def _interval_mask(count: int, first: bytes, last: bytes) -> Float[Tensor, "1 1 
     before, after = int(low.max()), int(high.min()) + 1
     if before == 0 and after == count:
         return None
-    mask, order = torch.zeros(1, 1, len(low), count), torch.arange(count)
+    mask, order = torch.zeros(1, 1, len(low), count, device="cpu"), torch.arange(count, device="cpu")
     for hides, columns in ((torch.gt, slice(0, before)), (torch.lt, slice(max(0, after), count))):
         edge = low if hides is torch.gt else high
         mask[0, 0, :, columns].masked_fill_(hides(edge, order[columns]), -torch.inf)
