@@ -284,6 +284,12 @@ class Repositioned(Retrofitted):
         tokens = self.layer_position.coordinates.count if tokens is None else tokens
         return self.layer_position.embed(like.new_zeros(1, tokens, like.shape[2]))
 
+    def begin(self, q: Tensor) -> None:
+        """Settle the mechanisms' device before a call, and in training warn if they are frozen at their start."""
+        if self.training and torch.is_grad_enabled():
+            self.layer_position.warn_if_frozen(q)
+        settle(self.layer_position.child, q.device)
+
     def attend_repositioned(
         self,
         q: Tensor,
@@ -304,9 +310,7 @@ class Repositioned(Retrofitted):
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
             states: for a mechanism that is made from them.
         """
-        if self.training and torch.is_grad_enabled():
-            self.layer_position.warn_if_frozen(q)
-        settle(self.layer_position.child, q.device)
+        self.begin(q)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         if self.shared_sequence is not None:
             return self._attend_shared(self.shared_sequence, (q, k, v), mask, causal, scale, states)
