@@ -126,6 +126,35 @@ def test_a_model_of_ones_own() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["timm ViT", "timm BEiT", "timm Swin"])
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of what its interpolation calls
+def test_weights_of_a_position_for_any_size_load_at_another(name: str) -> None:
+    """In the way would be the switched-off position alone, which has a size. A table has one, too, and says so."""
+    build, larger, size, _ = LARGER[name]
+    model, other = build(), build()
+    for one in (model, other):
+        relpos.replace_position(one, "rotary_2d")
+    relpos.resize_position(other, size)
+    own = {key: x.clone() for key, x in other.state_dict().items() if x.shape != model.state_dict()[key].shape}
+    assert own
+    with pytest.warns(UserWarning, match=r"^the model's own position, which is switched off, has another size in these"):
+        other.load_state_dict(model.state_dict())
+    assert all(torch.equal(other.state_dict()[key], x) for key, x in own.items())
+    pixels = images(2, larger["img_size"]).double()
+    relpos.resize_position(model, size)
+    assert torch.equal(model(pixels), other(pixels))
+    tables = [build(), build()]
+    for one in tables:
+        relpos.replace_position(one, "relative_2d")
+    relpos.resize_position(tables[1], size)
+    with (
+        pytest.warns(UserWarning, match="another size"),
+        pytest.raises(ValueError, match=r"at, load, then resize\(size\); in a model, relpos\.resize_position"),
+    ):
+        tables[1].load_state_dict(tables[0].state_dict())
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of what its interpolation calls
 def test_a_retrofitted_model_of_timm_stays_retrofitted(calls: list[Any]) -> None:
     model, published = beit(), beit()

@@ -20,7 +20,7 @@ from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.adapters.common.sharing import whole_mask, whole_valid
-from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
+from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally, keep_sizes
 from relpos.adapters.replacements.states import LayerStates
 from relpos.core import Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail, without_autocast
@@ -132,6 +132,11 @@ class LayerPosition:
         holder = self.holder()
         child = None if holder is None else holder._modules.get(CHILD)
         return self.positions if child is None else child
+
+    def off(self) -> list[Tensor | None]:
+        """The parameters of the stack's own position."""
+        holder, names = self.holder(), (name.rpartition(".") for name in self.positions.frozen)
+        return [] if holder is None else [holder.get_submodule(where)._parameters[name] for where, _, name in names]
 
     def sums(self) -> list[Mechanism]:
         """The mechanisms that are in use."""
@@ -255,6 +260,10 @@ class Repositioned(Retrofitted):
     def __prepare_scriptable__(self) -> nn.Module:
         wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
         fail(wanted, "one whose position was replaced", "Export it with torch.export.export.")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        keep_sizes(self, self.layer_position.off(), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @property
     def layer_position(self) -> LayerPosition:
