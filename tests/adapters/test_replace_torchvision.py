@@ -153,7 +153,10 @@ def test_pooled_keys_of_mvit_stand_where_their_convolution_does(monkeypatch: pyt
 
     def add(scores: Tensor, q: Tensor, q_size: Any, k_size: Any, *own: Tensor) -> Tensor:
         table, (apart, keys_apart) = tables.pop(0), next(steps)
-        windows = (2, *[max((m - 1) * apart, (n - 1) * keys_apart) + 1 for m, n in zip(q_size, k_size, strict=True)][1:])
+        windows = (
+            2,
+            *[max((m - 1) * apart, (n - 1) * keys_apart) + 1 for m, n in zip(q_size, k_size, strict=True)][1:],
+        )
         for i in range(scores.shape[2]):
             for j in range(scores.shape[3]):
                 if i and j:
@@ -170,7 +173,9 @@ def test_pooled_keys_of_mvit_stand_where_their_convolution_does(monkeypatch: pyt
     monkeypatch.setattr(library, "_add_rel_pos", add)
     torch.testing.assert_close(model(x), published(x), rtol=1e-10, atol=1e-10)
     assert not tables
-    with pytest.raises(ValueError, match=r"got torchvision's MViT, which takes one size of videos\. Build it with spat"):
+    with pytest.raises(
+        ValueError, match=r"got torchvision's MViT, which takes one size of videos\. Build it with spat"
+    ):
         relpos.resize_position(model, relpos.Grid(2, 8, 8))
     with pytest.raises(ValueError, match=r"got MViT with an absolute position, as in mvit_v1_b"):
         relpos.replace_position(_mvit(relative=False), "relative_3d")

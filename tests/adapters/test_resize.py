@@ -137,7 +137,9 @@ def test_weights_of_a_position_for_any_size_load_at_another(name: str) -> None:
     relpos.resize_position(other, size)
     own = {key: x.clone() for key, x in other.state_dict().items() if x.shape != model.state_dict()[key].shape}
     assert own
-    with pytest.warns(UserWarning, match=r"^the model's own position, which is switched off, has another size in these"):
+    with pytest.warns(
+        UserWarning, match=r"^the model's own position, which is switched off, has another size in these"
+    ):
         other.load_state_dict(model.state_dict())
     assert all(torch.equal(other.state_dict()[key], x) for key, x in own.items())
     pixels = images(2, larger["img_size"]).double()
