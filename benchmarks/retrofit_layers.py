@@ -157,7 +157,7 @@ CASES: dict[str, Case] = {
     "torchvision mvit_v2_s, border=0, 224 px": Case(_mvit, _pixels(16, 224, 224), (), border=0),
     "monai swin_unetr, encoder, 64 px": Case(_unetr, lambda length: {"x": _normal(1, 1, 64, 64, 64)}, ()),
     **{
-        f"{name}, 512 wide": Case(partial(_Conformer, path, call, *settings), _frames, (1024, 2048, 3072))
+        f"{name}, 512 wide": Case(partial(_Conformer, path, call, *settings), _frames, (1024, 1536, 2560))
         for name, (path, call, settings) in _SPEECH.items()
     },
 }
