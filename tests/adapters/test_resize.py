@@ -98,6 +98,10 @@ def test_longer_texts() -> None:
     model = gpt2()
     relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(8), shared=True, init_std=0.5)
     tokens = torch.randint(90, (1, 12))
+    with pytest.raises(
+        ValueError, match=r"from -7 to 7 on axis 0; got .*library, relpos\.resize_position\(model, size\)\."
+    ):
+        model(tokens)
     relpos.resize_position(model, 12, "clipped")
     mechanism = model.get_submodule("transformer.positions" if hasattr(model, "transformer") else "positions")[0]
     assert mechanism.mechanisms[0].beyond == "clip"
@@ -212,6 +216,7 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
     "retrofitted": (_retrofitted, (8, 8), None, r"got BeitModel, which keeps its own position .*\. Other libraries'"),
     "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"got Own, which has none\. Call relpos\.replace_position"),
     "pixels": (_replaced, (32, 48), None, r"of which it has \(2, 3\); got \(32, 48\), images of 256 x 384 pixels"),
+    "pixels of a Swin": (_windows, (32, 24), None, r"has \(8, 6\); got \(32, 24\), images of 128 x 96 pixels\. Divide"),
     "a window": (_windows, (3, 2), None, r"of which it has \(8, 6\); got \(3, 2\), images of 12 x 8 pixels\. Divide"),
     "unknown rule": (lambda: Own(relpos.RotaryEmbedding(8, trained_length=4)), 8, "yam", r"yarn.*; got 'yam'"),
     "axes": (_replaced, 8, None, r"^expected a size in \(rows, columns\) of patches; got Sequence\("),
