@@ -47,8 +47,8 @@ def resize_position(
 
     Raises:
         ValueError: no mechanism has a rule, or none has this one; a size that makes windows of one token, or is more
-            than eight times the present one, for Swin at least four times; a model of relpos, which has `grow`; a model of another library than
-            timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was changed.
+            than eight times the present one, for Swin at least four times; a model of relpos, which has `grow`; a
+            model of another library than timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
@@ -209,4 +209,4 @@ def _require_plausible(model: Any, patches: Grid) -> None:
 
 
 _MOST_TIMES, _MOST_TIMES_OF_WINDOWS = 8, 4
-"""Pixels given in the place of patches are more than the first, for patches of 16; for Swin's of 4 at least the second."""
+"""Pixels in the place of patches are more than the first, for patches of 16; for Swin's of 4 at least the second."""
