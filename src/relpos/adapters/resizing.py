@@ -47,8 +47,9 @@ def resize_position(
 
     Raises:
         ValueError: no mechanism has a rule, or none has this one; a size that makes windows of one token, or is more
-            than eight times the present one, for Swin at least four times; a model of relpos, which has `grow`; a
-            model of another library than timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was changed.
+            than eight times the present one, for Swin at least four times; a model of relpos, which has `grow`; a model
+            of another library than timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was
+            changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)

@@ -49,11 +49,11 @@ class RepositionedMultiscale(PooledVideo, Repositioned):
     def _pooled_terms(self, queries: Grid, keys: Grid) -> Terms:
         """The position of pooled queries and keys."""
         steps, joined = _steps(self), Terms()
-        placed = [_placed(grid, one) for grid, one in zip((queries, keys), steps, strict=True)]
+        placed, placed_keys = (_placed(grid, one) for grid, one in zip((queries, keys), steps, strict=True))
         alike = queries == keys and steps[0] == steps[1]
         for part in parts_of(self.layer_position.mechanism):
             on_grids = alike or isinstance(part, DecomposedPosition)
-            joined = joined + (terms_of(part, queries, keys) if on_grids else terms_of(part, *placed))
+            joined = joined + (terms_of(part, queries, keys) if on_grids else terms_of(part, placed, placed_keys))
         return joined
 
 
