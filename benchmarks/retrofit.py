@@ -1,10 +1,11 @@
 """Models of other libraries as published and retrofitted: how they agree, and time and memory at three sizes.
 
-    python benchmarks/retrofit.py [--threads 2] [--rounds 5] [--only NAMES] [--agreement]
+    python benchmarks/retrofit.py [--threads 2] [--rounds 5] [--only NAMES] [--agreement] [--device cuda]
 
-Writes `benchmarks/results/retrofit-cpu.json`; with --only what is there for others stays. It takes a quarter of an hour
-on two cores and wants them for itself. `scripts/retrofit_page` then writes docs/retrofit.md. Weights are random, layers
-one, attention weights not dropped, unless a line says otherwise: what a layer costs is what a model pays each layer.
+Writes `benchmarks/results/retrofit-cpu.json`, or `retrofit-cuda.json`; with --only what is there for others stays.
+It takes half an hour on two cores and wants them for itself. `scripts/retrofit_page` then writes docs/retrofit.md.
+Weights are random, layers one, attention weights not dropped, unless a line says otherwise: what a layer costs is what
+a model pays each layer. `retrofit_layers.py` has layers whose inputs are their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,14 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "adapters"))
 
+from retrofit_layers import CASES  # noqa: E402
 from wheels import WHEELS, importable  # noqa: E402
 
 import relpos  # noqa: E402
 from relpos.adapters.common.libraries import imported  # noqa: E402
-from relpos.bench.retrofits import compare_retrofit  # noqa: E402
+from relpos.bench.retrofits import RetrofitTiming, compare_retrofit  # noqa: E402
 
-RESULT = Path(__file__).parent / "results" / "retrofit-cpu.json"
+RESULTS = Path(__file__).parent / "results"
 
 
 def _transformers(config: str, model: str, **settings: Any) -> nn.Module:
@@ -278,12 +281,14 @@ def main() -> None:
     """Run what was asked for, and write it beside what was there."""
     parser = argparse.ArgumentParser(description="models as published and retrofitted")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default=None, help="names of shapes, separated by semicolons")
     parser.add_argument("--agreement", action="store_true", help="also verify the models of the tests")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    result = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"timings": {}, "agreement": {}}
+    file = RESULTS / f"retrofit-{asked.device}.json"
+    result = json.loads(file.read_text("utf-8")) if file.exists() else {"timings": {}, "agreement": {}}
     result["versions"] = {
         "torch": torch.__version__,
         "transformers": imported("transformers").__version__,
@@ -292,26 +297,42 @@ def main() -> None:
         "monai": metadata.version("monai"),
         "python": platform.python_version(),
     } | {wheel.package: wheel.requirement.partition("==")[2] for wheel in WHEELS}
-    wanted = list(SHAPES) if asked.only is None else [name for name in asked.only.split(";") if name]
+    wanted = [*SHAPES, *CASES] if asked.only is None else [name for name in asked.only.split(";") if name]
     if wanted:
-        result["threads"], result["processor"] = asked.threads, _processor()
-    for name in wanted:
-        build, lengths = SHAPES[name]
-        rows = {}
-        for train in (True, False):
-            torch.manual_seed(0)
-            _, timings = compare_retrofit(build(), lengths, train=train, rounds=asked.rounds)
-            rows["train" if train else "forward"] = [dataclasses.asdict(one) for one in timings]
-            for one in timings:
-                print(f"{name:32} {'step' if train else 'forward':8} {one}", flush=True)
-        result["timings"][name] = rows
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        result["threads"], result["processor"] = asked.threads, _processor(asked.device)
+    with importable() if CASES.keys() & set(wanted) else nullcontext():
+        for name in wanted:
+            rows = {}
+            for train in (True, False):
+                timings = _timed(name, train, asked.rounds, asked.device)
+                rows["train" if train else "forward"] = [dataclasses.asdict(one) for one in timings]
+                for one in timings:
+                    print(f"{name:32} {'step' if train else 'forward':8} {one}", flush=True)
+            result["timings"][name] = rows
+            file.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     if asked.agreement:
         result["agreement"] = agreements()
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
-def _processor() -> str:
+def _timed(name: str, train: bool, rounds: int, device: str) -> list[RetrofitTiming]:
+    """The timings of a shape, or of a layer with inputs of its own."""
+    torch.manual_seed(0)
+    if name in SHAPES:
+        build, lengths = SHAPES[name]
+        return compare_retrofit(build().to(device), lengths, train=train, rounds=rounds)[1]
+    one = CASES[name]
+
+    def inputs(length: int | None) -> dict[str, Any]:
+        return {key: x.to(device) for key, x in one.inputs(length).items()}
+
+    model = one.build().to(device)
+    return compare_retrofit(model, one.lengths, train=train, rounds=rounds, border=one.border, inputs=inputs)[1]
+
+
+def _processor(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

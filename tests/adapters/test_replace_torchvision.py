@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,9 +27,29 @@ def _vit() -> nn.Module:
     return made.double().eval()
 
 
+def _mvit(*, relative: bool = True) -> nn.Module:
+    """Queries are pooled in the second layer, keys in both: of 4 x 4 and 2 x 2 cells, and of 2 x 2 both."""
+    library = imported("torchvision.models.video.mvit")
+    block = partial(library.MSBlockConfig, kernel_kv=[3, 3, 3], stride_kv=[1, 2, 2], input_channels=16)
+    layers = [
+        block(num_heads=2, output_channels=16, kernel_q=[], stride_q=[]),
+        block(num_heads=1, output_channels=16, kernel_q=[3, 3, 3], stride_q=[1, 2, 2]),
+    ]
+    torch.manual_seed(0)
+    made: nn.Module = library.MViT(
+        (16, 16), 4, layers, residual_pool=True, residual_with_cls_embed=True, rel_pos_embed=relative,
+        proj_after_attn=True, num_classes=5,
+    )  # fmt: skip
+    for name, one in made.named_parameters():
+        nn.init.normal_(one, std=0.5 if "rel_pos" in name else 0.3)
+    return made.double().eval()
+
+
 def _made(name: str) -> tuple[nn.Module, Tensor]:
     if name == "vit":
         return _vit(), images(2, 16).double()
+    if name == "mvit":
+        return _mvit(), torch.randn(2, 3, 4, 16, 16, generator=torch.Generator().manual_seed(0)).double()
     model = models()[f"torchvision {name}"]
     inputs = model.inputs()
     assert isinstance(inputs, Tensor)
@@ -39,14 +60,18 @@ def _own(name: str, model: nn.Module) -> list[Tensor]:
     """What its own position says, layer by layer."""
     if name == "vit":
         return [model.encoder.pos_embedding]  # type: ignore[union-attr, list-item]
+    if name == "mvit":
+        return [getattr(block.attn, f"rel_pos_{axis}") for block in model.blocks for axis in "thw"]  # type: ignore[union-attr]
     layers: list[Any] = [one for one in model.modules() if hasattr(one, "relative_position_index")]
     if name == "swin_v2":
         return [16 * one.cpb_mlp(one.relative_coords_table).flatten(0, -2).sigmoid() for one in layers]
     return [one.relative_position_bias_table for one in layers]
 
 
-POSITIONS = {"vit": "learned", "swin": "relative_2d", "swin_v2": "relative_2d", "swin3d": "relative_3d",
-             "maxvit": "relative_2d"}  # fmt: skip
+POSITIONS: dict[str, Any] = {
+    "vit": "learned", "swin": "relative_2d", "swin_v2": "relative_2d", "swin3d": "relative_3d",
+    "maxvit": "relative_2d", "mvit": relpos.DecomposedPosition.from_site,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -114,6 +139,52 @@ def test_vit_at_another_size() -> None:
     assert model(x).shape == (2, 5)
     with pytest.raises(ValueError, match=r"whole patches, of 4 x 4 pixels; got images of 12 x 18 pixels"):
         model(images(2, (12, 18)).double())
+
+
+@torch.no_grad()
+def test_pooled_keys_of_mvit_stand_where_their_convolution_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias on pairs of frames, rows and columns of the first layer's map, where keys are two cells apart."""
+    published, x = _made("mvit")
+    model: Any = copy.deepcopy(published)
+    report = relpos.replace_position(model, "relative_3d", init_std=0.5)
+    assert str(report).count("1 layer of blocks.") == 2
+    tables = [one for key, one in model.named_parameters() if "positions." in key]
+    steps = iter(((1, 2), (1, 1)))  # cells between queries, and between keys, of each layer
+
+    def add(scores: Tensor, q: Tensor, q_size: Any, k_size: Any, *own: Tensor) -> Tensor:
+        table, (apart, keys_apart) = tables.pop(0), next(steps)
+        windows = (
+            2,
+            *[max((m - 1) * apart, (n - 1) * keys_apart) + 1 for m, n in zip(q_size, k_size, strict=True)][1:],
+        )
+        for i in range(scores.shape[2]):
+            for j in range(scores.shape[3]):
+                if i and j:
+                    query, key = _cell(i - 1, q_size, apart), _cell(j - 1, k_size, keys_apart)
+                    row = 0
+                    for a, b, window in zip(query, key, windows, strict=True):
+                        row = row * (2 * window - 1) + a - b + window - 1
+                else:
+                    row = len(table) - (1 if i == j else 2 if i else 3)
+                scores[:, :, i, j] += table[row]
+        return scores
+
+    library = imported("torchvision.models.video.mvit")
+    monkeypatch.setattr(library, "_add_rel_pos", add)
+    torch.testing.assert_close(model(x), published(x), rtol=1e-10, atol=1e-10)
+    assert not tables
+    with pytest.raises(
+        ValueError, match=r"got torchvision's MViT, which takes one size of videos\. Build it with spat"
+    ):
+        relpos.resize_position(model, relpos.Grid(2, 8, 8))
+    with pytest.raises(ValueError, match=r"got MViT with an absolute position, as in mvit_v1_b"):
+        relpos.replace_position(_mvit(relative=False), "relative_3d")
+
+
+def _cell(number: int, sizes: tuple[int, int, int], apart: int) -> tuple[int, int, int]:
+    """Frame, row and column of a pooled cell."""
+    frame, rest = divmod(number, sizes[1] * sizes[2])
+    return frame, rest // sizes[2] * apart, rest % sizes[2] * apart
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,10 @@ def test_longer_texts() -> None:
     model = gpt2()
     relpos.replace_position(model, "relative_1d", coordinates=relpos.Sequence(8), shared=True, init_std=0.5)
     tokens = torch.randint(90, (1, 12))
+    with pytest.raises(
+        ValueError, match=r"from -7 to 7 on axis 0; got .*library, relpos\.resize_position\(model, size\)\."
+    ):
+        model(tokens)
     relpos.resize_position(model, 12, "clipped")
     mechanism = model.get_submodule("transformer.positions" if hasattr(model, "transformer") else "positions")[0]
     assert mechanism.mechanisms[0].beyond == "clip"
@@ -123,6 +127,37 @@ def test_a_model_of_ones_own() -> None:
     assert model.first is model.layers[0] is model.layers[2] is not rotary
     assert model.first.scaling.factor == 4
     assert model.layers[1].sizes == (64,)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["timm ViT", "timm BEiT", "timm Swin"])
+@pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of what its interpolation calls
+def test_weights_of_a_position_for_any_size_load_at_another(name: str) -> None:
+    """In the way would be the switched-off position alone, which has a size. A table has one, too, and says so."""
+    build, larger, size, _ = LARGER[name]
+    model, other = build(), build()
+    for one in (model, other):
+        relpos.replace_position(one, "rotary_2d")
+    relpos.resize_position(other, size)
+    own = {key: x.clone() for key, x in other.state_dict().items() if x.shape != model.state_dict()[key].shape}
+    assert own
+    with pytest.warns(
+        UserWarning, match=r"^the model's own position, which is switched off, has another size in these"
+    ):
+        other.load_state_dict(model.state_dict())
+    assert all(torch.equal(other.state_dict()[key], x) for key, x in own.items())
+    pixels = images(2, larger["img_size"]).double()
+    relpos.resize_position(model, size)
+    assert torch.equal(model(pixels), other(pixels))
+    tables = [build(), build()]
+    for one in tables:
+        relpos.replace_position(one, "relative_2d")
+    relpos.resize_position(tables[1], size)
+    with (
+        pytest.warns(UserWarning, match="another size"),
+        pytest.raises(ValueError, match=r"at, load, then resize\(size\); in a model, relpos\.resize_position"),
+    ):
+        tables[1].load_state_dict(tables[0].state_dict())
 
 
 @torch.no_grad()
@@ -181,6 +216,7 @@ WRONG: dict[str, tuple[Callable[[], Any], Any, str | None, str]] = {
     "retrofitted": (_retrofitted, (8, 8), None, r"got BeitModel, which keeps its own position .*\. Other libraries'"),
     "nothing inside": (lambda: Own(nn.Identity()), 8, None, r"got Own, which has none\. Call relpos\.replace_position"),
     "pixels": (_replaced, (32, 48), None, r"of which it has \(2, 3\); got \(32, 48\), images of 256 x 384 pixels"),
+    "pixels of a Swin": (_windows, (32, 24), None, r"has \(8, 6\); got \(32, 24\), images of 128 x 96 pixels\. Divide"),
     "a window": (_windows, (3, 2), None, r"of which it has \(8, 6\); got \(3, 2\), images of 12 x 8 pixels\. Divide"),
     "unknown rule": (lambda: Own(relpos.RotaryEmbedding(8, trained_length=4)), 8, "yam", r"yarn.*; got 'yam'"),
     "axes": (_replaced, 8, None, r"^expected a size in \(rows, columns\) of patches; got Sequence\("),

@@ -138,7 +138,8 @@ def replace_position(
 def _layers_of(stack: Stack) -> str:
     tokens = stack.site.queries
     where = f"texts of at most {tokens.count} tokens" if is_growing(tokens) else str(tokens)
-    return f"{len(stack.layers)} layers of {stack.name or 'the model itself'}, {where}"
+    count = len(stack.layers)
+    return f"{count} layer{'s' if count > 1 else ''} of {stack.name or 'the model itself'}, {where}"
 
 
 def _name_of(position: PositionChoice, stacks: list[Stack]) -> str:

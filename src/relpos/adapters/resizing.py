@@ -47,8 +47,9 @@ def resize_position(
 
     Raises:
         ValueError: no mechanism has a rule, or none has this one; a size that makes windows of one token, or is more
-            than eight times the present one; a model of relpos, which has `grow`; a model of another library than
-            timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was changed.
+            than eight times the present one, for Swin at least four times; a model of relpos, which has `grow`; a model
+            of another library than timm after `relpos.retrofit` alone; a rule for timm's own position. Nothing was
+            changed.
 
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
@@ -202,11 +203,11 @@ def _require_plausible(model: Any, patches: Grid) -> None:
     tiny = any(
         old > 1 and old * factor < 1.5 for window in windows for old, factor in zip(window, factors, strict=True)
     )
-    if tiny or max(factors) > _MOST_TIMES:
+    if tiny or max(factors) > _MOST_TIMES or (windows and min(factors) >= _MOST_TIMES_OF_WINDOWS):
         came = f"{patches.sizes}, images of {' x '.join(f'{pixels:,}' for pixels in _pixels(model, patches))} pixels"
         wanted = f"(rows, columns) of the image's patches, of which it has {tuple(now)}"
         fail(wanted, came, "Divide the pixels by the patch size; timm then scales the windows.")
 
 
-_MOST_TIMES = 8
-"""Pixels given in the place of patches are more than that, for patches of 16."""
+_MOST_TIMES, _MOST_TIMES_OF_WINDOWS = 8, 4
+"""Pixels in the place of patches are more than the first, for patches of 16; for Swin's of 4 at least the second."""

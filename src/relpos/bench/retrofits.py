@@ -45,6 +45,7 @@ def compare_retrofit(
     rounds: int = 5,
     batch: int = 1,
     border: int | None = None,
+    inputs: Callable[[int | None], dict[str, Any]] | None = None,
     progress: Callable[[str], object] = lambda what: None,
 ) -> tuple[RetrofitReport, list[RetrofitTiming]]:
     """Retrofit a copy of a model, verify it, and time both alternately.
@@ -52,26 +53,29 @@ def compare_retrofit(
     Args:
         lengths: ignored for an image model.
         train: whether to run forward and backward; else a forward pass without gradients.
+        inputs: a model's keyword arguments for a length, or for None without lengths; by default those of models of
+            transformers, timm and torchvision.
     """
     other = copy.deepcopy(model)
     report = retrofit(other, border=border, progress=lambda name: progress(f"verify {name}"))
     for one in (model, other):
         one.train(train)
     timings = []
-    for length in [None] if takes_images(model) else lengths:
-        inputs = inputs_for(model, length, batch)
+    sized = takes_images(model) if inputs is None else not lengths
+    for length in [None] if sized else lengths:
+        given = inputs_for(model, length, batch) if inputs is None else inputs(length)
         pair = (model, other)
         memory = []
         for index, one in enumerate(pair):  # the first calls are not timed, only their memory is measured
             progress(f"{'images' if length is None else length}, memory, {('published', 'retrofit')[index]}")
             peak = PeakMemory(next(one.parameters()).device)
-            _step(one, inputs, train)
+            _step(one, given, train)
             memory.append(peak.mib())
         times: tuple[list[float], list[float]] = [], []
         for turn in range(rounds):
             progress(f"{'images' if length is None else length}, round {turn + 1} of {rounds}")
             for index in (0, 1) if turn % 2 == 0 else (1, 0):
-                times[index].append(_timed(pair[index], inputs, train))
+                times[index].append(_timed(pair[index], given, train))
         ratio = statistics.median(theirs / ours for theirs, ours in zip(*times, strict=True))
         medians = [statistics.median(one) for one in times]
         timings.append(RetrofitTiming(length, medians[0], medians[1], ratio, memory[0], memory[1]))

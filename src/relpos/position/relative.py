@@ -231,7 +231,8 @@ class RelativePositionBias(TableBias):
                     f"offsets from {-reach} to {reach} on axis {axis}",
                     f"{offsets.low[axis]} to {offsets.high[axis]}",
                     'Resize the table with resize(window), or build it with beyond="clip"; '
-                    "grow(coordinates, rule) does either.",
+                    "grow(coordinates, rule) does either; in a model of another library, "
+                    "relpos.resize_position(model, size).",
                 )
             row = row * (2 * size - 1) + offsets.axes[:, axis].clamp(-reach, reach) + reach
         return torch.where(offsets.kind == int(Kind.TOKENS), row, math.prod(self.table_sizes) - 1 + offsets.kind)

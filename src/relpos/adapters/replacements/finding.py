@@ -27,6 +27,7 @@ FAMILIES = (
     "swin",
     "torchvision_vit",
     "torchvision_windows",
+    "torchvision_mvit",
     "bert",
     "gpt2",
     "llama",

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from relpos.adapters.common.above import Above
 from relpos.core.private import writes
@@ -80,3 +80,20 @@ def _not_by_name(module: nn.Module) -> Iterator[bool]:
         yield from (x.requires_grad for x in module._parameters.values() if x is not None)
         for part in module.children():
             yield from _not_by_name(part)
+
+
+def keep_sizes(module: nn.Module, off: list[Tensor | None], state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Let weights of another size load: a module's parameters among those that are `off` keep their values then.
+
+    No call reads them. `state_dict` gets these values, and a warning says so.
+    """
+    for name, own in module._parameters.items():
+        saved = state_dict.get(prefix + name)
+        if own is None or saved is None or saved.shape == own.shape or not any(own is one for one in off):
+            continue
+        state_dict[prefix + name] = own.detach()
+        warnings.warn(
+            "the model's own position, which is switched off, has another size in these weights: it keeps its present "
+            "values, which only relpos.restore would use",
+            stacklevel=2,
+        )

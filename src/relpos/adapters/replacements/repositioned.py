@@ -20,7 +20,7 @@ from relpos.adapters.common.above import Above
 from relpos.adapters.common.interface import mask_of
 from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, swap
 from relpos.adapters.common.sharing import whole_mask, whole_valid
-from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally
+from relpos.adapters.replacements.frozen import FrozenWarning, WriteCounts, frozen_unintentionally, keep_sizes
 from relpos.adapters.replacements.states import LayerStates
 from relpos.core import Coordinates, DenseBias, Grid, Mask, Positions, Sequence, Term, Terms
 from relpos.core.checks import fail, without_autocast
@@ -132,6 +132,11 @@ class LayerPosition:
         holder = self.holder()
         child = None if holder is None else holder._modules.get(CHILD)
         return self.positions if child is None else child
+
+    def off(self) -> list[Tensor | None]:
+        """The parameters of the stack's own position."""
+        holder, names = self.holder(), (name.rpartition(".") for name in self.positions.frozen)
+        return [] if holder is None else [holder.get_submodule(where)._parameters[name] for where, _, name in names]
 
     def sums(self) -> list[Mechanism]:
         """The mechanisms that are in use."""
@@ -256,6 +261,10 @@ class Repositioned(Retrofitted):
         wanted = "a model with its own position for torch.jit.script, which reads the source of its class"
         fail(wanted, "one whose position was replaced", "Export it with torch.export.export.")
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        keep_sizes(self, self.layer_position.off(), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
     @property
     def layer_position(self) -> LayerPosition:
         """What the layer uses of its stack's mechanisms."""
@@ -284,6 +293,12 @@ class Repositioned(Retrofitted):
         tokens = self.layer_position.coordinates.count if tokens is None else tokens
         return self.layer_position.embed(like.new_zeros(1, tokens, like.shape[2]))
 
+    def begin(self, q: Tensor) -> None:
+        """Settle the mechanisms' device before a call, and in training warn if they are frozen at their start."""
+        if self.training and torch.is_grad_enabled():
+            self.layer_position.warn_if_frozen(q)
+        settle(self.layer_position.child, q.device)
+
     def attend_repositioned(
         self,
         q: Tensor,
@@ -304,9 +319,7 @@ class Repositioned(Retrofitted):
             scale: the model's own. If it is 1/sqrt(D), the mechanism may set another.
             states: for a mechanism that is made from them.
         """
-        if self.training and torch.is_grad_enabled():
-            self.layer_position.warn_if_frozen(q)
-        settle(self.layer_position.child, q.device)
+        self.begin(q)
         scale = None if scale is None or scale == q.shape[-1] ** -0.5 else scale
         if self.shared_sequence is not None:
             return self._attend_shared(self.shared_sequence, (q, k, v), mask, causal, scale, states)

@@ -16,34 +16,62 @@ from torch import Tensor
 
 from relpos.adapters.common.kinds import PositionKind, Replaced, Verified
 from relpos.adapters.common.random_inputs import RandomInputs
+from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.adapters.retrofits.decomposed import DecomposedAttention, pooled_size
 from relpos.core import Grid
 
 
-class MultiscaleVideoAttention(DecomposedAttention):
+class PooledVideo(Retrofitted):
+    """What the layer does beside its position, retrofitted or replaced."""
+
+    def grids(self, thw: tuple[int, ...]) -> tuple[Grid, Grid]:
+        """The cells of queries and keys, with the class token, in a map of these frames, rows and columns."""
+        queries, keys = (Grid(*pooled_size(_convolution(pool), thw), prefix=1) for pool in (self.pool_q, self.pool_k))
+        return queries, keys
+
+    def attend_video(self, x: Tensor, thw: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+        """Attention of the cells and the class token, `[B, 1 + T H W, E]`."""
+        queries, keys = self.grids(thw)
+        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        pools = self.pool_q, self.pool_k, self.pool_v
+        q, k, v = (one if pool is None else pool(one, thw)[0] for one, pool in zip(parts, pools, strict=True))
+        out = self.attend_pooled(q, k, v, queries, keys)
+        if self.residual_pool:
+            out = out + (q if self.residual_with_cls_embed else F.pad(q[:, :, 1:], (0, 0, 1, 0)))
+        return self.project(out.transpose(1, 2).flatten(2)), queries.sizes
+
+    def attend_pooled(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid) -> Tensor:
+        """Attention with position, `[B, H, N, D]`."""
+        raise NotImplementedError
+
+
+class MultiscaleVideoAttention(PooledVideo, DecomposedAttention):
     """`MultiscaleAttention`: queries and keys are pooled to different grids."""
 
     def tables(self) -> tuple[Tensor, ...]:
         return self.rel_pos_t, self.rel_pos_h, self.rel_pos_w
 
     def forward(self, x: Tensor, thw: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-        """Attention of the cells and the class token, `[B, 1 + T H W, E]`."""
-        query_size, key_size = (pooled_size(_convolution(pool), thw) for pool in (self.pool_q, self.pool_k))
-        queries, keys = Grid(*query_size, prefix=1), Grid(*key_size, prefix=1)
-        if not _divide(query_size, key_size) or not self.takes(queries.count, keys.count):
+        """The published forward."""
+        queries, keys = self.grids(thw)
+        if not _divide(queries.sizes, keys.sizes) or not self.takes(queries.count, keys.count):
             published: tuple[Tensor, tuple[int, ...]] = super().forward(x, thw)
             return published
-        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        pools = self.pool_q, self.pool_k, self.pool_v
-        q, k, v = (one if pool is None else pool(one, thw)[0] for one, pool in zip(parts, pools, strict=True))
-        out = self.attend(q, k, v, position=self.decomposed(queries, keys), scale=self.scaler)
-        if self.residual_pool:
-            out = out + (q if self.residual_with_cls_embed else F.pad(q[:, :, 1:], (0, 0, 1, 0)))
-        return self.project(out.transpose(1, 2).flatten(2)), query_size
+        return self.attend_video(x, thw)
+
+    def attend_pooled(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid) -> Tensor:
+        """Attention with the module's own position."""
+        return self.attend(q, k, v, position=self.decomposed(queries, keys), scale=self.scaler)
 
 
 def _convolution(pool: Any) -> Any:
     return None if pool is None else pool.pool
+
+
+def strides(module: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cells of a map between two neighbouring queries, and between two keys, along each axis."""
+    queries, keys = (getattr(_convolution(pool), "stride", (1, 1, 1)) for pool in (module.pool_q, module.pool_k))
+    return queries, keys
 
 
 def _divide(queries: tuple[int, ...], keys: tuple[int, ...]) -> bool:
@@ -57,8 +85,7 @@ def _unfit(module: Any) -> str | None:
 
 def _run(module: Any, draws: RandomInputs) -> tuple[Tensor, ...]:
     """Run on a grid that needs interpolated tables, and on the tables' own grid if it is small."""
-    pools = (_convolution(pool) for pool in (module.pool_q, module.pool_k))
-    steps = list(zip(*(getattr(pool, "stride", (1, 1, 1)) for pool in pools), strict=True))
+    steps = list(zip(*strides(module), strict=True))
     tables = module.rel_pos_t, module.rel_pos_h, module.rel_pos_w
     own = tuple((len(x) + 1) // 2 * min(pair) for x, pair in zip(tables, steps, strict=True))
     small = tuple(cells * math.lcm(*pair) for cells, pair in zip((2, 2, 3), steps, strict=True))
