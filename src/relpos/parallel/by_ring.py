@@ -170,7 +170,7 @@ def _ring(
         if rotation is not None and rotation.values:
             of_values.append(rotation)
             alone = replace(alone, v=rotation.turn_values(call.v))
-        ready.append(alone.rotated(turned=None if turned is None else turned[:, :, place(span)]))
+        ready.append(alone.rotated(turned=(None, None if turned is None else turned[:, :, place(span)])))
 
     def whole(name: str, of: str) -> Tensor | None:
         """One tensor of all stretches: that of the share, where it is not changed."""
