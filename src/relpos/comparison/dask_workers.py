@@ -105,6 +105,8 @@ class DaskExecutor(ClusterExecutor):
         packages = tuple(wanted.keys() - {"relpos", "torch"})
         found = self._client.run(versions, packages, on_error="return")
         for address, here in found.items():
+            if isinstance(here, OSError):  # it has just died; one that is only out of reach refuses by itself
+                continue
             if not isinstance(here, dict):
                 here = {**wanted, "relpos": f"none ({here})"}
             odd = [name for name in wanted if here.get(name) != wanted[name]]
