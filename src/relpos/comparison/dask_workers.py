@@ -141,8 +141,8 @@ class DaskExecutor(ClusterExecutor):
             if done.status == "finished":
                 try:
                     self._end(future, done.result())
-                except Exception as error:  # its worker has died since, or it is no answer
-                    self._end(future, RuntimeError(_line(error)))
+                except Exception as unread:  # its worker has died since, or it is no answer
+                    self._end(future, RuntimeError(_line(unread)))
             else:
                 error = None if done.status == "cancelled" else done.exception()
                 self._end(future, self._error(head["key"], error))
