@@ -10,7 +10,8 @@ import pytest
 from relpos.comparison.answer import WorkerAnswer, opened, sealed
 from relpos.files.reading import FileError
 
-ANSWER = WorkerAnswer("k", "host", record={"x": 1.5}, files={"losses.jsonl": b"{}\n", "model.safetensors": b"\0\1"})
+FILES = {"losses.jsonl": b"{}\n", "model.safetensors": b"\0\1"}
+ANSWER = WorkerAnswer("k", "host", record={"x": 1.5}, error="none", files=FILES, machine={"host": "host"})
 
 
 def with_head(**changes: Any) -> bytes:
@@ -43,6 +44,7 @@ def test_an_answer_comes_back() -> None:
         (with_head(record=float("nan")), "NaN is no number"),
         (with_head(key="other"), "other work"),
         (with_head(kind="good"), "lacks"),
+        (with_head(machine={"host": 1}), "names no machine"),
         (with_head(files=[]), "5 bytes follow"),
         (with_head(files=[{}] * 101), "101 files"),
         (with_head(files=[listed("../a", 3, b"{}\n")]), "named '../a'"),

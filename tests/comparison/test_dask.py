@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import work
@@ -104,6 +105,17 @@ def test_other_versions_are_refused_by_name(started: Cluster, executor: dask_wor
         executor._client.run(pretend, versions()["relpos"], workers=[first, second])
 
 
+def test_one_that_dies_when_it_is_asked_is_not_refused_and_one_without_relpos_is() -> None:
+    answers: dict[str, Any] = {"tcp://a:1": versions(), "tcp://a:2": OSError("Stream is closed")}
+    executor = object.__new__(dask_workers.DaskExecutor)
+    executor._client = type("Client", (), {"run": lambda *_, **__: answers})()
+    executor.require_versions(versions())
+    answers["tcp://a:3"] = ModuleNotFoundError("No module named 'relpos'")
+    said = r"; got relpos none \(No module named 'relpos'\) on tcp://a:3\. Install the same there, or stop it\."
+    with pytest.raises(ValueError, match=said):
+        executor.require_versions(versions())
+
+
 def test_a_killed_worker_is_replaced_and_its_work_ends_with_it(
     started: Cluster, executor: dask_workers.DaskExecutor, tmp_path: Path
 ) -> None:
@@ -133,15 +145,26 @@ def test_how_far_work_is_is_told(executor: dask_workers.DaskExecutor, tmp_path: 
     assert [event.kind for event in events][-1] == "finished"
 
 
+def test_a_pickled_result_is_not_read(executor: dask_workers.DaskExecutor) -> None:
+    future = executor.submit(work.no_bytes, parcel(WorkerTask("double", work.double, (21,))), b"")
+    with pytest.raises(RuntimeError, match=r"^TypeError: .*only able to deserialize"):
+        future.result(PATIENCE)
+
+
+def test_files_of_tls_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^expected --cluster-tls CERT,KEY,CA, three files; got no file .*/cert\. "):
+        dask_workers.DaskExecutor("tls://127.0.0.1:9", tls=(str(tmp_path / "cert"), __file__, __file__))
+
+
 def test_work_that_ends_three_workers_is_given_up(
     started: Cluster, executor: dask_workers.DaskExecutor, tmp_path: Path
 ) -> None:
-    """The scheduler begins it on a fourth."""
-    at_least(5, started, executor)
+    """The scheduler begins it on a fourth, and is told to stop."""
+    at_least(4, started, executor)
     mark, deadline = tmp_path / "mark", time.monotonic() + PATIENCE
     events = run_on(executor, [WorkerTask("wait", work.wait_for_ever, (mark,))], parcel, b"", lambda *_: None)
     worker = next(events).value
-    for count in range(1, 5):
+    for count in range(1, 4):
         while len(begun := next(iter(executor._begun.values()))) < count:
             assert time.monotonic() < deadline
             time.sleep(0.01)

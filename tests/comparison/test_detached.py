@@ -96,9 +96,13 @@ def test_jobs_of_slurm_are_submitted_and_attached_to(
     with monkeypatch.context() as kept:
         kept.setattr(executor, "shutdown", lambda **_: None)  # one executor for both commands
         main(command)
-        said = capsys.readouterr().out
+        assert "Submitted 5 jobs. " in capsys.readouterr().out
         main(command)
-    assert "Submitted 5 jobs." in said
+        assert "Submitted 0 jobs, and 5 before. " in capsys.readouterr().out
+        assert len(sent) == 6, "the same jobs"
+        executor._queue, executor._asked = dict.fromkeys("23456", "RUNNING") | {"3": "TIMEOUT"}, 1.0
+        main(command)
+        assert "Submitted 1 job, and 4 before. " in capsys.readouterr().out, "for one that ended without an answer"
     assert [name for name, _ in sent][1:3] == ["none--recipe--seed0", "relative_2d--recipe--seed0"]
-    assert [after for _, after in sent] == [None, None, None, *["afterany:2:3"] * 2, "afterany:2:3:4:5"]
-    assert len(sent) == 6, "the same jobs, by the second command, too"
+    assert [after for _, after in sent[:6]] == [None, None, None, *["afterany:2:3"] * 2, "afterany:2:3:4:5"]
+    assert [name for name, _ in sent[6:]] == ["relative_2d--recipe--seed0"]

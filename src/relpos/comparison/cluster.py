@@ -96,8 +96,9 @@ class Coordinator:
         if not self._options.detach or not any(comparison.tasks()):
             return False
         if self._options.cluster == SLURM:
-            count = comparison.submit()
-            say(f"Submitted {count} jobs. The same command without --detach waits for them and writes the page.")
+            new, old = comparison.submit()
+            submitted = f"Submitted {new} {'job' if new == 1 else 'jobs'}{f', and {old} before' if old else ''}."
+            say(f"{submitted} The same command without --detach waits for them and writes the page.")
         else:
             words = [word for word in sys.argv[1:] if word != "--detach"]
             say(start(folder, words if self._options.out is not None else [*words, "--out", str(folder)]))

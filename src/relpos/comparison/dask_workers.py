@@ -1,7 +1,7 @@
 """Work by the workers of a Dask cluster, which begins the work of a dead worker on another: here at most twice.
 
-What Dask sends is pickled, in both directions: a cluster is for a private network, or for TLS (docs/scale.md). The
-answers of work are bytes all the same (`answer.py`).
+What Dask sends to workers is pickled, and so are errors that come back: a cluster is for a private network, or for TLS
+(docs/scale.md). The answers of work are bytes (`answer.py`), and results that are pickled are not read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from relpos.core.checks import fail
 
 _PATIENCE = 60
 """Seconds in which the scheduler must answer, and a first worker be there."""
+_NOT_PICKLED = ["dask", "msgpack"]
+"""Of Dask's ways to send a result; trials answer bytes."""
 _PREFIX = "relpos-"
 """Dask's key of a piece of work begins so. Work that is asked for anew while a worker still does it goes on."""
 
@@ -33,7 +35,7 @@ class DaskExecutor(ClusterExecutor):
         tls: files of the certificate, its key, and the authority's certificate.
 
     Raises:
-        ValueError: the cluster does not answer, has no worker, or lacks that worker. One line.
+        ValueError: the cluster does not answer, has no worker, or lacks that worker; a file is missing. One line.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class DaskExecutor(ClusterExecutor):
         security = None
         if tls is not None:
             certificate, key, authority = tls
+            if missing := [file for file in tls if not Path(file).is_file()]:
+                fail("--cluster-tls CERT,KEY,CA, three files", f"no file {missing[0]}", "Correct its path.")
             security = Security(
                 tls_ca_file=authority, tls_client_cert=certificate, tls_client_key=key, require_encryption=True
             )
@@ -51,7 +55,9 @@ class DaskExecutor(ClusterExecutor):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told in one line
         where: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
         try:
-            self._client = Client(**where, security=security, timeout=_PATIENCE, set_as_default=False)
+            self._client = Client(
+                **where, security=security, timeout=_PATIENCE, set_as_default=False, deserializers=_NOT_PICKLED
+            )
         except (OSError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
             fail("a Dask scheduler that answers", f"{address} ({why})", "Start one: dask scheduler.")
@@ -105,6 +111,8 @@ class DaskExecutor(ClusterExecutor):
         packages = tuple(wanted.keys() - {"relpos", "torch"})
         found = self._client.run(versions, packages, on_error="return")
         for address, here in found.items():
+            if isinstance(here, OSError):  # it has just died; one that is only out of reach refuses by itself
+                continue
             if not isinstance(here, dict):
                 here = {**wanted, "relpos": f"none ({here})"}
             odd = [name for name in wanted if here.get(name) != wanted[name]]
@@ -131,7 +139,10 @@ class DaskExecutor(ClusterExecutor):
             if future.done():
                 return
             if done.status == "finished":
-                self._end(future, done.result())
+                try:
+                    self._end(future, done.result())
+                except Exception as unread:  # its worker has died since, or it is no answer
+                    self._end(future, RuntimeError(_line(unread)))
             else:
                 error = None if done.status == "cancelled" else done.exception()
                 self._end(future, self._error(head["key"], error))

@@ -60,6 +60,10 @@ class ClusterExecutor(Executor):
     def wait_with_the_next(self) -> None:
         """Begin what will be submitted when all that is submitted has ended, if this process may end before."""
 
+    def has(self, key: str) -> bool:
+        """Whether work was submitted before, perhaps by another process, and is done or will be."""
+        return False
+
     def said(self) -> dict[str, Any]:
         """What workers said of work since the last call, by its key: JSON values of anybody."""
         return {}

@@ -33,7 +33,7 @@ from relpos.comparison.settings import environment as environment_here
 from relpos.comparison.several import run_in_processes
 from relpos.comparison.store import Store
 from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
-from relpos.comparison.trial import SharedWork, trial
+from relpos.comparison.trial import SharedWork, head_of, trial
 from relpos.comparison.workers import (
     MOST_AT_ONCE,
     Event,
@@ -238,16 +238,23 @@ class Comparison:
         assert self._work.packed is not None
         return run_on(executor, stage, self._parcel, self._work.packed, self._accept)
 
-    def submit(self) -> int:
-        """Submit all work that remains, to an executor whose jobs go on without this process; their number."""
+    def submit(self) -> tuple[int, int]:
+        """Submit all work that remains, to an executor whose jobs go on without this process.
+
+        Returns:
+            The number of jobs that are new, and of those submitted before.
+        """
         executor, stages, shared = self.executor, self.tasks(), self._work.packed
+        old = 0
         assert isinstance(executor, ClusterExecutor)
         assert shared is not None
         for stage in stages:
             for task in stage:
-                executor.submit(trial, self._parcel(task), shared)
+                parcel = self._parcel(task)
+                old += executor.has(head_of(parcel)["key"])
+                executor.submit(trial, parcel, shared)
             executor.wait_with_the_next()
-        return sum(map(len, stages))
+        return sum(map(len, stages)) - old, old
 
     def _parcel(self, task: WorkerTask) -> bytes:
         trains = any(job.id == task.name for job in self.jobs)

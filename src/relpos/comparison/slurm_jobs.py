@@ -123,6 +123,19 @@ class SlurmExecutor(ClusterExecutor):
             self._work[one.key] = one
         return one.future
 
+    def has(self, key: str) -> bool:
+        """Whether a job answered, or will; what is left of one that ended without an answer is removed."""
+        with self._lock:
+            one = _SpooledWork(key, Future(), sent=0.0)
+            if self._is_answered(one):
+                return True
+            there = self._attach(one)
+            self._ask()
+            if there and self._state(one) not in _ALIVE:
+                self.forget(key)
+                return False
+            return there
+
     def _path(self, key: str, kind: str) -> Path:
         return self._spool / f"{key}.{kind}"
 
