@@ -15,7 +15,7 @@ from patience import PATIENCE
 
 def wait_for(path: Path) -> str:
     deadline = time.monotonic() + PATIENCE
-    while not path.exists():
+    while not path.exists() or not path.stat().st_size:  # Dask opens its file before it writes it
         assert time.monotonic() < deadline, f"no {path}"
         time.sleep(0.05)
     return path.read_text()
@@ -32,8 +32,7 @@ class Cluster:
             contextlib.ExitStack(),
         )
         self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
-        wait_for(self.file)
-        self.address = str(json.loads(self.file.read_text())["address"])
+        self.address = str(json.loads(wait_for(self.file))["address"])
 
     def work(self, workers: int) -> None:
         for _ in range(workers):

@@ -53,6 +53,7 @@ def test_the_table_of_replace_has_every_family() -> None:
         "t5": "T5",
         "torchvision_vit": "torchvision",
         "torchvision_windows": "Swin3D",
+        "torchvision_mvit": "MViT",
     }
     assert words.keys() == set(FAMILIES)
     assert not [word for word in words.values() if word not in table]

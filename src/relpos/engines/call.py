@@ -151,7 +151,7 @@ class Call:
 
     def _rotated_by_pair(self, rotate: Callable[..., Tensor] | None) -> Call:
         parts = self.parts()
-        rotations = [rotation for part in parts if (rotation := part.terms.one(Rotation)) is not None]
+        rotations = [part.terms.of(Rotation)[0] for part in parts]
         first_of = [next(at for at, other in enumerate(rotations) if one.turns_keys_as(other)) for one in rotations]
         queries: list[Tensor | None] = [None] * len(parts)
         keys: dict[int, Tensor] = {}

@@ -135,8 +135,15 @@ class LayerPosition:
 
     def off(self) -> list[Tensor | None]:
         """The parameters of the stack's own position."""
-        holder, names = self.holder(), (name.rpartition(".") for name in self.positions.frozen)
-        return [] if holder is None else [holder.get_submodule(where)._parameters[name] for where, _, name in names]
+        holder = self.holder()
+        found: list[Tensor | None] = []
+        for path in () if holder is None else self.positions.frozen:
+            *where, name = path.split(".")
+            module = holder
+            for part in where:  # a module that is off may be hidden by a property, as BEiT's shared table is
+                module = None if module is None else module._modules[part]
+            found.append(None if module is None else module._parameters[name])
+        return found
 
     def sums(self) -> list[Mechanism]:
         """The mechanisms that are in use."""
