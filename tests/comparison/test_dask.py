@@ -173,6 +173,10 @@ def test_work_that_ends_three_workers_is_given_up(
     assert failed.kind == "failed"
     assert failed.value.startswith(f"every worker that it was given died: {worker}, tcp://")
     assert failed.value.count("tcp://") == 3
+    waiting = list(executor._workers())
+    started.work(1)
+    for process in executor._client.run(os.getpid, workers=waiting, on_error="ignore").values():
+        os.kill(process, signal.SIGKILL)  # the fourth would do nothing else for ever
 
 
 def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
