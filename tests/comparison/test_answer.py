@@ -62,6 +62,12 @@ def test_a_forged_answer_is_refused(data: object, why: str) -> None:
         opened(data, "k")
 
 
+def test_what_cannot_be_printed_is_escaped() -> None:
+    """A page cannot hold half of a surrogate pair, as names of files in errors have it."""
+    answer = opened(with_head(worker="n\x1b[2J", error="a\n\tno caf\udce9"), "k")
+    assert (answer.worker, answer.error) == ("n\\x1b[2J", "a\n\tno caf\\udce9")
+
+
 def test_an_answer_has_a_limit() -> None:
     with pytest.raises(FileError, match="more than 100"):
         opened(sealed(ANSWER), "k", at_most=100)

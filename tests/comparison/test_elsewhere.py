@@ -23,14 +23,14 @@ from relpos.adapters.library_models import LibraryModel
 from relpos.comparison.answer import WorkerAnswer, opened, sealed
 from relpos.comparison.cluster import executor_of
 from relpos.comparison.elsewhere import parcel_for
-from relpos.comparison.executors import TrialsFailedError, run_on, summary
+from relpos.comparison.executors import TrialsFailedError, progress_of, run_on, summary
 from relpos.comparison.settings import environment
 from relpos.comparison.store import Store
 from relpos.comparison.trial import _other_model, differing, head_of, trial, versions
 from relpos.comparison.workers import Event, WorkerTask
 from relpos.files.writing import WriteError
 from relpos.results import plain
-from relpos.train import OURS
+from relpos.train import OURS, Progress
 from relpos_command.option_groups import ClusterOptions
 
 FAST_CASES = 1  # of each of its tests, in the fast part
@@ -126,6 +126,13 @@ def test_answers_become_events(answers: Any, kinds: list[str], said: Any) -> Non
     assert [kind for _, kind, _ in found] == kinds
     assert found[-1][2] == said or found[-1][2].startswith(said)
     assert executor.submitted == (1 if said in (42, "trace\nno") else 3)
+
+
+def test_only_progress_that_can_be_shown_is() -> None:
+    told = {"step": 0, "steps": 8, "loss": 0.5, "rate": 0.1, "validation": None}
+    assert progress_of(told) == Progress(0, 8, 0.5, 0.1)
+    for odd in ({"steps": 0}, {"step": -1}, {"step": 9}, {"loss": "x"}):
+        assert progress_of({**told, **odd}) is None
 
 
 def test_what_fails_does_not_stop_the_rest() -> None:

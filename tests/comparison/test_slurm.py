@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from dask_cluster import wait_for
 from test_elsewhere import answer, parcel
 
 from relpos.comparison.answer import opened
+from relpos.comparison.elsewhere import machine_of
 from relpos.comparison.executors import run_on
+from relpos.comparison.settings import environment
 from relpos.comparison.trial import head_of, trial
 from relpos.comparison.workers import Event, WorkerTask
+from relpos.results import plain
+from relpos.train import OURS
 
 slurm_jobs = pytest.importorskip("relpos.comparison.slurm_jobs")
 pytest.importorskip("submitit")
@@ -125,3 +130,106 @@ def test_what_submitit_does_not_know_is_one_line(made: Made, monkeypatch: pytest
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"^expected Slurm, .*; got .*sbatch"):
         made(cluster="slurm")
+    monkeypatch.setattr(slurm_jobs.SlurmExecutor, "_executor", lambda *_: [] + "module load cuda")
+    with pytest.raises(ValueError, match=r"^expected Slurm, .*; got can only concatenate list"):
+        made({"setup": "module load cuda"})
+
+
+def test_a_shared_folder_that_cannot_be_written_is_one_line(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "spool").touch()
+    with pytest.raises(
+        ValueError, match=r"^expected a folder for --shared that can be written; got .*: Not a dir.*ed\."
+    ):
+        slurm_jobs.SlurmExecutor(tmp_path / "spool" / "x", {})
+
+
+def test_an_answer_that_comes_while_slurm_is_asked_is_kept(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job has ended, and no answer was there before."""
+    executor, here = made(), parcel(DOUBLE)
+    key = head_of(here)["key"]
+    there = tmp_path / "spool" / f"{key}.answer"
+    there.with_suffix(".job").write_text('{"id": "1"}')
+    monkeypatch.setattr(executor, "_cluster", "slurm")
+    executor._queue, executor._asked = {"1": "COMPLETED"}, 1.0
+    monkeypatch.setattr(executor, "_ask", lambda: there.write_bytes(answer(here)))
+    assert executor.has(key)
+    assert there.exists()
+    monkeypatch.setattr(executor, "_ask", lambda: None)
+    there.unlink()
+    assert not executor.has(key)
+    assert not there.with_suffix(".job").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "node"),
+    [({"worker": "n7"}, "n7"), ({"worker": "n7", "kind": "refused"}, None), ({"worker": "n7\nrm -r ~"}, None)],
+)
+def test_the_node_of_measurements_is_one_that_did_its_work(
+    changes: dict[str, Any], node: str | None, made: Made, tmp_path: Path
+) -> None:
+    """Its name goes into the script of a job."""
+    executor, here = made(), parcel(DOUBLE)
+    one = slurm_jobs._SpooledWork(head_of(here)["key"], Future())
+    (tmp_path / "spool" / f"{one.key}.answer").write_bytes(answer(here, **changes))
+    executor._look(one, {f"{one.key}.answer"})
+    assert executor._cost_node == node
+
+
+def test_a_folder_in_place_of_an_answer_holds_up_nothing(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, other = made(), WorkerTask("other", work.double, (1,))
+
+    def send(_: Any, sent: Path, __: Path, there: Path) -> Any:
+        if sent.read_bytes() == parcel(other):
+            there.write_bytes(answer(sent.read_bytes()))
+        else:
+            there.mkdir(exist_ok=True)
+        return type("Job", (), {"job_id": "1", "state": "DONE"})()
+
+    monkeypatch.setattr(executor, "_send", send)
+    found = list(run_on(executor, [DOUBLE, other], parcel, b"", lambda *_: None))
+    assert {(event.task.name, event.value) for event in found if event.kind != "started"} == {
+        ("double", "ValueError: its answer cannot be used: it is a folder"),
+        ("other", 42),
+    }
+
+
+def test_what_machines_said_of_themselves_is_kept_for_the_same_machines(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other partitions have other cards."""
+    sent = []
+
+    def send(self: Any, head: dict[str, Any], here: Path, _: Path, there: Path) -> Any:
+        sent.append(self.machines)
+        record = {"device": "cpu", "environment": plain(environment("cpu"))}
+        there.write_bytes(answer(here.read_bytes(), record=record))
+        return type("Job", (), {"job_id": "1", "state": "DONE"})()
+
+    monkeypatch.setattr(slurm_jobs.SlurmExecutor, "_send", send)
+    for parameters, node in (
+        ({"cpus_per_task": 1}, None),
+        ({"cpus_per_task": 1}, None),
+        ({"cpus_per_task": 2}, None),
+        ({"cpus_per_task": 1}, "n7"),
+    ):
+        assert machine_of(made(parameters, cost_node=node), "auto", OURS)[0] == "cpu"
+    assert sent == [
+        "(None, [('cpus_per_task', 1)])",
+        "(None, [('cpus_per_task', 2)])",
+        "('n7', [('cpus_per_task', 1)])",
+    ]
+
+
+def test_a_job_that_slurm_does_not_take_is_one_line(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def submit(self, *_: Any) -> None:
+            raise RuntimeError("sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed")
+
+    executor = made()
+    monkeypatch.setattr(executor, "_executor", lambda _: Full())
+    said = "Slurm does not take its job: sbatch: error: QOSMaxSubmitJobPerUserLimit sbatch: error: Batch job submission"
+    assert [event.value for event in events(executor, DOUBLE)] == ["", f"{said} failed"]

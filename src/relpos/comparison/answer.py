@@ -18,6 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 from relpos.files.reading import MIB, FileError, parse_json
 from relpos.files.writing import as_json
+from relpos_command.visible import visible
 
 BYTES_AT_MOST = 64 * 1024 * MIB
 """The largest answer; it is mostly a model's weights."""
@@ -100,10 +101,10 @@ def opened(data: object, key: str, *, at_most: int = BYTES_AT_MOST) -> WorkerAns
         raise FileError("its head names no machine")
     return WorkerAnswer(
         key,
-        worker,
+        visible(worker),
         cast("Outcome", kind),
         tree.get("record"),
-        error,
+        visible(error, keep="\n\t"),
         _files(memoryview(data)[start + length :], listed),
         machine,
     )

@@ -77,8 +77,10 @@ def machine_of(executor: Executor, device: str, procedure: Procedure) -> tuple[s
             raise FileError("it names no device")
         found.append((record["device"], typed(Environment, record.get("environment"), "environment")))
 
+    asked = [device, executor.machines if isinstance(executor, ClusterExecutor) else ""]
+
     def parcel(one: WorkerTask) -> bytes:
-        return parcel_for(one, device, procedure, cost=True)
+        return parcel_for(one, asked, procedure, cost=True)
 
     if isinstance(executor, ClusterExecutor):
         executor.require_versions(wanted_versions(procedure))

@@ -18,6 +18,7 @@ from relpos.files.reading import FileError
 from relpos.results import ResultsError
 from relpos.results.typed import typed
 from relpos.train import Progress
+from relpos_command.visible import visible
 
 TRIES = 3
 """How often a piece of work is begun if its workers die, or answer nothing that can be read."""
@@ -32,9 +33,10 @@ def progress_of(said: object) -> Progress | str | None:
     if isinstance(said, str):
         return said[:_LETTERS]
     try:
-        return typed(Progress, said, "progress")  # type: ignore[no-any-return]
+        progress: Progress = typed(Progress, said, "progress")
     except ResultsError:
         return None
+    return progress if 0 <= progress.step <= progress.steps and progress.steps else None
 
 
 class GivenUp(Exception):
@@ -46,9 +48,11 @@ class ClusterExecutor(Executor):
 
     Attributes:
         reads_data: whether workers read the data themselves, by name or path, instead of receiving them.
+        machines: which machines it asks for, in words. What they said of themselves is kept for the same words only.
     """
 
     reads_data = False
+    machines = ""
 
     def require_versions(self, wanted: dict[str, str]) -> None:
         """Raise a `ValueError` of one line unless all workers that can be asked have these versions."""
@@ -193,7 +197,7 @@ def _outcome(future: Future[bytes], key: str) -> tuple[WorkerAnswer | None, str]
 
 
 def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = visible(" ".join(str(error).split()))
     return text if isinstance(error, GivenUp) else f"{type(error).__name__}: {text}"
 
 

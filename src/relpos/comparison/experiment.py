@@ -26,7 +26,7 @@ from relpos.comparison import cost
 from relpos.comparison.answer import WorkerAnswer
 from relpos.comparison.data_by_name import DataByName
 from relpos.comparison.elsewhere import parcel_for
-from relpos.comparison.executors import ClusterExecutor, TrialsFailedError, last_line, run_on
+from relpos.comparison.executors import ClusterExecutor, GivenUp, TrialsFailedError, last_line, run_on
 from relpos.comparison.run import run
 from relpos.comparison.settings import ComparisonSettings, Job, describe
 from relpos.comparison.settings import environment as environment_here
@@ -243,6 +243,9 @@ class Comparison:
 
         Returns:
             The number of jobs that are new, and of those submitted before.
+
+        Raises:
+            ValueError: a job is not taken. One line.
         """
         executor, stages, shared = self.executor, self.tasks(), self._work.packed
         old = 0
@@ -252,7 +255,10 @@ class Comparison:
             for task in stage:
                 parcel = self._parcel(task)
                 old += executor.has(head_of(parcel)["key"])
-                executor.submit(trial, parcel, shared)
+                try:
+                    executor.submit(trial, parcel, shared)
+                except GivenUp as error:
+                    fail("to submit all jobs", str(error), "The others go on; the same command submits the rest.")
             executor.wait_with_the_next()
         return sum(map(len, stages)) - old, old
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
 import signal
 import subprocess
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from relpos.comparison.executors import ClusterExecutor, GivenUp
 from relpos.comparison.trial import head_of, trial
 from relpos.core.checks import fail
 from relpos.files.reading import MIB, FileError, read_file, read_json
-from relpos.files.writing import WriteError, make_folder, require_writable, write_json, write_whole
+from relpos.files.writing import UnwritableError, WriteError, make_folder, require_writable, write_json, write_whole
 
 SLURM = "slurm"
 _POLL = 2.0
@@ -47,6 +49,8 @@ _OF_THE_USER = {
     "CANCELLED": "was cancelled",
 }
 """Ends of a job that another job would not change."""
+_NODE = re.compile(r"\w[\w.-]*", re.ASCII)
+"""The name of a node, which becomes a line of a job's script."""
 
 
 @dataclass
@@ -85,7 +89,11 @@ class SlurmExecutor(ClusterExecutor):
     ) -> None:
         import submitit
 
-        require_writable(folder)
+        try:
+            require_writable(folder)
+        except UnwritableError as error:
+            why = f"{folder}: {os.strerror(error.errno or 0)}"
+            fail("a folder for --shared that can be written", why, "Choose another --shared.")
         make_folder(folder.absolute() / "spool")
         self._spool, self._poll, self._patience = folder.absolute() / "spool", poll, patience
         self._jobs_folder, self._cluster = (
@@ -93,9 +101,10 @@ class SlurmExecutor(ClusterExecutor):
             cluster,
         )
         self._parameters, self._cost_node = parameters, cost_node
+        self.machines = repr((cost_node, sorted(parameters.items())))
         try:
             self._executor({})
-        except (RuntimeError, NameError, AssertionError, ValueError) as error:
+        except (RuntimeError, NameError, AssertionError, ValueError, TypeError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             fail("Slurm, with parameters that submitit knows", why, "Correct --slurm, or run this where sbatch is.")
         self._job_class = submitit.SlurmJob if cluster == SLURM else submitit.LocalJob
@@ -127,14 +136,14 @@ class SlurmExecutor(ClusterExecutor):
         """Whether a job answered, or will; what is left of one that ended without an answer is removed."""
         with self._lock:
             one = _SpooledWork(key, Future(), sent=0.0)
-            if self._is_answered(one):
-                return True
             there = self._attach(one)
             self._ask()
-            if there and self._state(one) not in _ALIVE:
+            ended = there and self._state(one) not in _ALIVE
+            if self._is_answered(one):  # looked at after the queue: a job answers before it ends
+                return True
+            if ended:
                 self.forget(key)
-                return False
-            return there
+            return self._attach(one)
 
     def _path(self, key: str, kind: str) -> Path:
         return self._spool / f"{key}.{kind}"
@@ -183,7 +192,10 @@ class SlurmExecutor(ClusterExecutor):
             more["additional_parameters"] = {**(self._parameters.get("additional_parameters") or {}), **added}
         if head["alone"]:
             more["exclusive"] = True
-        return self._executor(more).submit(_do, *files)
+        try:
+            return self._executor(more).submit(_do, *files)
+        except RuntimeError as error:  # of sbatch
+            raise GivenUp(f"Slurm does not take its job: {' '.join(str(error).split())}") from None
 
     def _watch(self) -> None:
         """Until `shutdown`: complete the futures."""
@@ -193,10 +205,11 @@ class SlurmExecutor(ClusterExecutor):
                 self._ask()
                 try:
                     there = {path.name for path in self._spool.iterdir()}  # newer than what a shared disk remembers
-                    for one in waiting:
-                        self._look(one, there)
                 except OSError:  # the disk is away; the next look may succeed
                     continue
+                for one in waiting:
+                    with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                        self._look(one, there)
 
     def _look(self, one: _SpooledWork, there: set[str]) -> None:
         """See whether a piece of work is answered, or its job lost."""
@@ -204,8 +217,10 @@ class SlurmExecutor(ClusterExecutor):
             try:
                 data = read_file(self._path(one.key, "answer"), BYTES_AT_MOST)
                 if self._cost_node is None:
-                    self._cost_node = opened(data, one.key).worker
-            except FileError as error:
+                    answer = opened(data, one.key)
+                    if answer.kind == "finished" and _NODE.fullmatch(answer.worker):
+                        self._cost_node = answer.worker
+            except (FileError, MemoryError) as error:
                 self._lose(one, ValueError(f"its answer cannot be used: {error}"))
             else:
                 one.future.set_result(data)
@@ -233,7 +248,8 @@ class SlurmExecutor(ClusterExecutor):
             found = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout
         except (OSError, subprocess.SubprocessError):  # Slurm is away; jobs may go on
             return
-        self._queue, self._asked = dict(line.split() for line in found.splitlines()), begun
+        lines = [line.split() for line in found.splitlines()]
+        self._queue, self._asked = {line[0]: line[1] for line in lines if len(line) == 2}, begun
 
     def _lose(self, one: _SpooledWork, error: Exception) -> None:
         self.forget(one.key)
@@ -264,7 +280,8 @@ class SlurmExecutor(ClusterExecutor):
         with self._lock:
             self._work.pop(key, None)
         for kind in ("job", "answer", "parcel", "said"):
-            self._path(key, kind).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is a folder, say, or the disk is away
+                self._path(key, kind).unlink()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop looking; jobs go on."""
