@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from relpos.cli import main
 from relpos.comparison import cluster as clusters
 from relpos.comparison import detached
 
+fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.filterwarnings("ignore:::submitit", "ignore:::distributed", "ignore:::tornado")
 
 
@@ -60,6 +62,33 @@ def test_one_that_ends_at_once_is_an_error(says: Callable[[str], None], tmp_path
     ):
         detached.start(tmp_path, [])
     assert detached.running(tmp_path) is None
+
+
+def test_whoever_looks_disturbs_nobody(says: Callable[[str], None], tmp_path: Path, monkeypatch: Any) -> None:
+    """Two look at once, on a disk where a file that is only read takes a shared lock, as on NFS; one looks, two begin."""
+    log = tmp_path / detached.LOG
+    log.write_text("words of an earlier one\n")
+    with log.open("rb") as another:
+        fcntl.flock(another, fcntl.LOCK_SH)
+        assert detached.running(tmp_path) is None
+    says("raise SystemExit('relpos: error: no')")
+    monkeypatch.setattr(detached, "_POLL", 0.0)
+    with log.open("ab") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"^expected one coordinator in the background; got another that has "):
+            detached.start(tmp_path, [])
+    assert log.read_text() == "words of an earlier one\n"
+
+
+def test_a_disk_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    (tmp_path / detached.LOG).touch()
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert detached.running(tmp_path) is None
+    with pytest.raises(ValueError, match=r"^expected a disk with locks of files for --detach; got .*not implemented\."):
+        detached.start(tmp_path, [])
 
 
 def test_jobs_of_slurm_are_submitted_and_attached_to(

@@ -26,6 +26,7 @@ LOG, ABOUT = "coordinator.log", "coordinator.json"
 _ITSELF = "RELPOS_COORDINATOR"
 """Set in the environment of a coordinator in the background."""
 _POLL = 0.2
+_ATTEMPTS = 5
 _PATIENCE = 120.0
 """Seconds in which it must say something."""
 
@@ -39,12 +40,13 @@ def start(folder: Path, arguments: Sequence[str]) -> str:
     """Start `relpos` with these arguments in the background; the line that names it.
 
     Raises:
-        ValueError: it ended at once; its last line says why. Or this system has no locks.
+        ValueError: it ended at once; its last line says why. Or another began just now, or there are no locks here.
     """
     _require_locks()
     path = folder / LOG
-    with named(path), path.open("wb") as log:
-        _locked(log)
+    with named(path), path.open("ab") as log:
+        _lock(log, path)
+        log.truncate(0)
         process = subprocess.Popen(
             [sys.executable, "-m", "relpos", *arguments],
             env=os.environ | {_ITSELF: "1", "PYTHONUNBUFFERED": "1"},
@@ -74,7 +76,7 @@ def running(folder: Path) -> str | None:
     if is_itself() or sys.platform == "win32" or not path.exists():
         return None
     with path.open("rb") as log:
-        if _locked(log):
+        if not _is_locked(log):
             return None
     try:
         about = read_json(folder / ABOUT, MIB)
@@ -95,15 +97,42 @@ def follow(folder: Path, say: Callable[[str], None]) -> None:
             time.sleep(_POLL)
 
 
-def _locked(log: IO[bytes]) -> bool:
-    """Lock a file, unless another process has it."""
+def _lock(log: IO[bytes], path: Path) -> None:
+    """Lock the log, which whoever looks whether it is locked may hold for a moment.
+
+    Raises:
+        ValueError: another process has it, or its disk knows no locks. One line.
+    """
+    import fcntl
+
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                fail("one coordinator in the background", f"another that has {path}", "The same command attaches.")
+            time.sleep(_POLL)
+        except OSError as error:
+            came = f"{path}: {error.strerror}"
+            fail("a disk with locks of files for --detach", came, "Choose another --out, or leave --detach out.")
+        else:
+            return
+
+
+def _is_locked(log: IO[bytes]) -> bool:
+    """Whether a process has the log locked: by a lock that others may share, and that a file need not be written for.
+
+    On NFS, a file that is opened for reading takes no other.
+    """
     import fcntl
 
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
+        return True
+    except OSError:  # no locks on this disk, and no coordinator
         return False
-    return True
+    return False
 
 
 def _require_locks() -> None:
