@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from test_elsewhere import figures, parcel
 from loaded import Loaded
 from patience import PATIENCE
 from relpos.cli import main
+from relpos.comparison.answer import opened
+from relpos.comparison.elsewhere import parcel_for
 from relpos.comparison.executors import run_on
-from relpos.comparison.trial import versions
+from relpos.comparison.trial import head_of, trial, versions
 from relpos.comparison.workers import WorkerTask
-from relpos.train import Progress
+from relpos.train import OURS, Progress
 
 dask_workers = pytest.importorskip("relpos.comparison.dask_workers")
 pytest.importorskip("distributed")
@@ -183,6 +186,33 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dask_workers, "_PATIENCE", 1)
     with pytest.raises(ValueError, match=r"^expected a Dask scheduler that answers; got tcp://127.0.0.1:9 \("):
         dask_workers.DaskExecutor("tcp://127.0.0.1:9")
+
+
+def test_a_file_without_an_address_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    for content in ("{}", "no", "[1]", '{"address": 1}'):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=r"^expected a Dask scheduler's file; got .*, which has no address\. "):
+            dask_workers.DaskExecutor(str(file))
+
+
+def test_work_waits_for_no_worker_that_has_ended(
+    executor: dask_workers.DaskExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that suited when it was submitted, nor for ever one on the machine of measurements."""
+    here = parcel(WorkerTask("double", work.double, (21,)))
+    executor.leave_out("tcp://127.0.0.1:2", "old torch")
+    with monkeypatch.context() as then:
+        then.setattr(executor, "_workers", lambda: {"tcp://127.0.0.1:1": {}, "tcp://127.0.0.1:2": {}})
+        ended = executor.submit(trial, here, b"")
+    assert opened(ended.result(PATIENCE), head_of(here)["key"]).record == 42
+    monkeypatch.setattr(dask_workers, "_PATIENCE", 0.0)
+    executor.cost_machine = "127.0.0.9"
+    measures = WorkerTask("measures", work.double, (21,))
+    costs = partial(parcel_for, comparison="test", procedure=OURS, cost=True)
+    (_, failed) = run_on(executor, [measures], costs, b"", lambda *_: None)
+    assert failed.kind == "failed"
+    assert failed.value.startswith("no worker on 127.0.0.9, which measures time and memory; start one there")
 
 
 def test_an_unknown_machine_for_costs_is_one_line(cluster: str) -> None:

@@ -65,7 +65,7 @@ def test_one_that_ends_at_once_is_an_error(says: Callable[[str], None], tmp_path
 
 
 def test_whoever_looks_disturbs_nobody(says: Callable[[str], None], tmp_path: Path, monkeypatch: Any) -> None:
-    """Two look at once, on a disk where a file that is only read takes a shared lock, as on NFS; one looks, two begin."""
+    """Two look at once, by shared locks: on NFS, a file that is only read takes no other. And two begin at once."""
     log = tmp_path / detached.LOG
     log.write_text("words of an earlier one\n")
     with log.open("rb") as another:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from relpos.comparison.executors import TRIES, ClusterExecutor, GivenUp
 from relpos.comparison.trial import TOPIC, head_of, versions
 from relpos.core.checks import fail
+from relpos.files.reading import MIB, FileError, read_json
 
 _PATIENCE = 60
 """Seconds in which the scheduler must answer, and a first worker be there."""
@@ -53,10 +56,10 @@ class DaskExecutor(ClusterExecutor):
             )
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told in one line
-        where: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+        address = _address(address)
         try:
             self._client = Client(
-                **where, security=security, timeout=_PATIENCE, set_as_default=False, deserializers=_NOT_PICKLED
+                address, security=security, timeout=_PATIENCE, set_as_default=False, deserializers=_NOT_PICKLED
             )
         except (OSError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
@@ -74,6 +77,8 @@ class DaskExecutor(ClusterExecutor):
         self._asked: dict[str, tuple[Any, Future[Any]]] = {}
         self._client.subscribe_topic(TOPIC, self._hear)
         self._shared: tuple[bytes, Any] | None = None
+        self._costs: set[str] = set()
+        self._cost_seen = time.monotonic()
         self.cost_machine = self._machine(cost_worker)
 
     def _hear(self, event: Any) -> None:
@@ -130,10 +135,20 @@ class DaskExecutor(ClusterExecutor):
                 key = f"{_PREFIX}shared-{hashlib.sha256(shared).hexdigest()}"
                 self._shared = (shared, self._client.submit(bytes, shared, key=key))
         workers = self._suited(head)
-        asked = self._client.submit(fn, parcel, self._shared[1], key=_PREFIX + head["key"], workers=workers, retries=0)
+        asked = self._client.submit(
+            fn,
+            parcel,
+            self._shared[1],
+            key=_PREFIX + head["key"],
+            workers=workers,
+            allow_other_workers=workers is not None and not head["cost"],  # these may all end; one left out refuses
+            retries=0,
+        )
         future: Future[Any] = Future()
         with self._lock:
             self._asked[head["key"]], self._begun[head["key"]] = (asked, future), []
+            if head["cost"]:
+                self._costs.add(head["key"])
 
         def take(done: Any) -> None:
             if future.done():
@@ -198,12 +213,20 @@ class DaskExecutor(ClusterExecutor):
         with self._lock:
             for known in (self._asked, self._begun, self._said, self._avoided):
                 known.pop(key, None)
+            self._costs.discard(key)
 
     def _give_up(self, workers: set[str]) -> None:
-        """End work that lost `TRIES` workers; by now Dask may have begun it on another."""
+        """End work that lost `TRIES` workers, by now Dask may have begun it on another, and work that has none."""
+        if any(urlsplit(worker).hostname == self.cost_machine for worker in workers):
+            self._cost_seen = time.monotonic()
+        is_gone = time.monotonic() - self._cost_seen > _PATIENCE
         with self._lock:
-            known = [(*self._asked[key], begun) for key, begun in self._begun.items() if key in self._asked]
-        for asked, future, begun in known:
+            known = [(key, *self._asked[key], begun) for key, begun in self._begun.items() if key in self._asked]
+        for key, asked, future, begun in known:
+            if is_gone and key in self._costs and not future.done():
+                why = f"no worker on {self.cost_machine}, which measures time and memory"
+                self._end(future, GivenUp(f"{why}; start one there, or name another of its kind: --cost-worker"))
+                asked.cancel()
             last_too = len(begun) == TRIES and begun[-1] not in workers
             if (len(begun) > TRIES or last_too) and not future.done():
                 self._end(future, _died(begun))
@@ -230,6 +253,19 @@ class DaskExecutor(ClusterExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which stays."""
         self._client.close()
+
+
+def _address(given: str) -> str:
+    """The address of a scheduler, which a file may hold."""
+    if not Path(given).is_file():
+        return given
+    try:
+        address = read_json(Path(given), MIB)["address"]
+    except (FileError, KeyError, TypeError):
+        address = None
+    if not isinstance(address, str):
+        fail("a Dask scheduler's file", f"{given}, which has no address", "Name what --scheduler-file wrote.")
+    return address
 
 
 def _died(workers: list[str]) -> GivenUp:

@@ -103,6 +103,7 @@ def run_on(
     accept: Callable[[WorkerTask, WorkerAnswer], None],
     *,
     keep: bool = False,
+    stored: Callable[[WorkerTask], bool] = lambda _: False,
 ) -> Iterator[Event]:
     """Send every task to an executor and yield events as they come.
 
@@ -111,7 +112,8 @@ def run_on(
     Args:
         parcel: what to send for a task. shared: what goes with each.
         accept: receives the answer of finished work, checks it and stores its files. keep: whether the executor keeps
-            the answer, too, for the same work to come.
+            the answer, too, for the same work to come. stored: whether another process has stored the work meanwhile,
+            asked before it is done again; the event then has no result.
 
     Raises:
         WriteError: from `accept`.
@@ -125,6 +127,11 @@ def run_on(
         while waiting or futures:
             failed: list[tuple[WorkerTask, str]] = []
             for task in waiting:
+                if tries[task.name] and stored(task):
+                    if task.name not in begun:
+                        yield Event(task, "started", "")
+                    yield Event(task, "finished")
+                    continue
                 try:
                     futures[executor.submit(trial, parcels[task.name], shared)] = task
                 except Exception as error:  # of any executor: a pool of processes that is broken, say

@@ -213,7 +213,7 @@ class Comparison:
             if event.kind == "failed":
                 self.failed[event.task.name] = event.value
             if event.kind == "finished":
-                self.store.add(event.task.name, event.value)
+                self.store.add(event.task.name, event.value)  # which keeps what another coordinator stored
                 self._gather_now_and_then()
             if watch is not None:
                 watch(event)
@@ -236,7 +236,11 @@ class Comparison:
     def _elsewhere(self, executor: Executor, stage: list[WorkerTask]) -> Iterator[Event]:
         """Do a stage on other machines."""
         assert self._work.packed is not None
-        return run_on(executor, stage, self._parcel, self._work.packed, self._accept)
+
+        def stored(task: WorkerTask) -> bool:
+            return self.store.finished(task.name)
+
+        return run_on(executor, stage, self._parcel, self._work.packed, self._accept, stored=stored)
 
     def submit(self) -> tuple[int, int]:
         """Submit all work that remains, to an executor whose jobs go on without this process.
