@@ -102,6 +102,9 @@ def test_jobs_of_slurm_are_submitted_and_attached_to(
 
     sent: list[tuple[str, Any]] = []
 
+    def refused(why: str) -> None:
+        raise RuntimeError(why)
+
     class Jobs:
         def __init__(self, more: dict[str, Any]) -> None:
             self.more = more
@@ -125,13 +128,23 @@ def test_jobs_of_slurm_are_submitted_and_attached_to(
     with monkeypatch.context() as kept:
         kept.setattr(executor, "shutdown", lambda **_: None)  # one executor for both commands
         main(command)
-        assert "Submitted 5 jobs. " in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert said.startswith("A first, short job says what a node computes with; this waits until it has run.\n")
+        assert "Submitted 5 jobs. " in said
         main(command)
         assert "Submitted 0 jobs, and 5 before. " in capsys.readouterr().out
         assert len(sent) == 6, "the same jobs"
         executor._queue, executor._asked = dict.fromkeys("23456", "RUNNING") | {"3": "TIMEOUT"}, 1.0
         main(command)
         assert "Submitted 1 job, and 4 before. " in capsys.readouterr().out, "for one that ended without an answer"
+        executor._queue["4"] = "FAILED"
+        monkeypatch.setattr(Jobs, "submit", lambda *_: refused("sbatch: error"))
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith("relpos: error: expected to submit all jobs; got Slurm does not take its job: ")
+        assert error.endswith(" The others go on; the same command submits the rest.\n")
     assert [name for name, _ in sent][1:3] == ["none--recipe--seed0", "relative_2d--recipe--seed0"]
     assert [after for _, after in sent[:6]] == [None, None, None, *["afterany:2:3"] * 2, "afterany:2:3:4:5"]
     assert [name for name, _ in sent[6:]] == ["relative_2d--recipe--seed0"]

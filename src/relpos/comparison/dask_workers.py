@@ -46,7 +46,12 @@ class DaskExecutor(ClusterExecutor):
     ) -> None:
         from distributed import Client, Security
 
-        security = None
+        address, security = _address(address), None
+        if (tls is not None) != address.startswith("tls://"):
+            got = f"{address} {'without' if tls is None else 'with'} --cluster-tls"
+            fail(
+                "--cluster-tls CERT,KEY,CA with an address tls://HOST:8786, and only there", got, "Correct one of them."
+            )
         if tls is not None:
             certificate, key, authority = tls
             if missing := [file for file in tls if not Path(file).is_file()]:
@@ -56,7 +61,6 @@ class DaskExecutor(ClusterExecutor):
             )
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told in one line
-        address = _address(address)
         try:
             self._client = Client(
                 address, security=security, timeout=_PATIENCE, set_as_default=False, deserializers=_NOT_PICKLED

@@ -22,7 +22,7 @@ from relpos.comparison import (
 )
 from relpos.comparison.display import Display
 from relpos.comparison.elsewhere import machine_of, require_executor
-from relpos.comparison.executors import TrialsFailedError
+from relpos.comparison.executors import ClusterExecutor, TrialsFailedError
 from relpos.comparison.quick import plan_quick
 from relpos.comparison.request import checked
 from relpos.comparison.result import ComparisonResult
@@ -219,6 +219,8 @@ def answer_unless(
         require_writable(Path("runs"))
     else:
         require_usable(Path(request.out))
+    if isinstance(executor, ClusterExecutor) and executor.note:
+        display.say(executor.note)
     theirs = None if executor is None else machine_of(executor, device, procedure)
     task = _task(request, procedure, display)
     request, lines = _suited(request, task, procedure)

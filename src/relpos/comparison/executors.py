@@ -49,10 +49,12 @@ class ClusterExecutor(Executor):
     Attributes:
         reads_data: whether workers read the data themselves, by name or path, instead of receiving them.
         machines: which machines it asks for, in words. What they said of themselves is kept for the same words only.
+        note: what to say before the first machine is asked.
     """
 
     reads_data = False
     machines = ""
+    note = ""
 
     def require_versions(self, wanted: dict[str, str]) -> None:
         """Raise a `ValueError` of one line unless all workers that can be asked have these versions."""

@@ -101,6 +101,7 @@ class SlurmExecutor(ClusterExecutor):
             cluster,
         )
         self._parameters, self._cost_node = parameters, cost_node
+        self.note = "A first, short job says what a node computes with; this waits until it has run."
         self.machines = repr((cost_node, sorted(parameters.items())))
         try:
             self._executor({})
