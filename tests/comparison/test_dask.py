@@ -188,12 +188,11 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
         dask_workers.DaskExecutor("tcp://127.0.0.1:9")
 
 
-def test_tls_and_its_address_go_together() -> None:
-    for address, tls in (("tcp://127.0.0.1:9", (__file__,) * 3), ("tls://127.0.0.1:9", None)):
-        with pytest.raises(
-            ValueError, match=r"^expected --cluster-tls CERT,KEY,CA with an address tls://HOST:8786, and"
-        ):
-            dask_workers.DaskExecutor(address, tls=tls)
+def test_tls_needs_its_address() -> None:
+    with pytest.raises(
+        ValueError, match=r"^expected --cluster tls://HOST:8786 with --cluster-tls; got tcp://127.0.0.1:9"
+    ):
+        dask_workers.DaskExecutor("tcp://127.0.0.1:9", tls=(__file__, __file__, __file__))
 
 
 def test_a_file_without_an_address_is_one_line(tmp_path: Path) -> None:

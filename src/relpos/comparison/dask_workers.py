@@ -47,12 +47,9 @@ class DaskExecutor(ClusterExecutor):
         from distributed import Client, Security
 
         address, security = _address(address), None
-        if (tls is not None) != address.startswith("tls://"):
-            got = f"{address} {'without' if tls is None else 'with'} --cluster-tls"
-            fail(
-                "--cluster-tls CERT,KEY,CA with an address tls://HOST:8786, and only there", got, "Correct one of them."
-            )
         if tls is not None:
+            if not address.startswith("tls://"):
+                fail("--cluster tls://HOST:8786 with --cluster-tls", address, "Correct one of them.")
             certificate, key, authority = tls
             if missing := [file for file in tls if not Path(file).is_file()]:
                 fail("--cluster-tls CERT,KEY,CA, three files", f"no file {missing[0]}", "Correct its path.")
