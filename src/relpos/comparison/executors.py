@@ -115,7 +115,7 @@ def run_on(
         parcel: what to send for a task. shared: what goes with each.
         accept: receives the answer of finished work, checks it and stores its files. keep: whether the executor keeps
             the answer, too, for the same work to come. stored: whether another process has stored the work meanwhile,
-            asked before it is done again; the event then has no result.
+            asked before it is done; the event then has no result.
 
     Raises:
         WriteError: from `accept`.
@@ -129,7 +129,7 @@ def run_on(
         while waiting or futures:
             failed: list[tuple[WorkerTask, str]] = []
             for task in waiting:
-                if tries[task.name] and stored(task):
+                if stored(task):
                     if task.name not in begun:
                         yield Event(task, "started", "")
                     yield Event(task, "finished")
