@@ -119,6 +119,25 @@ def test_one_that_dies_when_it_is_asked_is_not_refused_and_one_without_relpos_is
         executor.require_versions(versions())
 
 
+def test_work_waits_for_no_worker_that_has_ended(
+    executor: dask_workers.DaskExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that suited when it was submitted, nor for ever one on the machine of measurements."""
+    here = parcel(WorkerTask("double", work.double, (21,)))
+    executor.leave_out("tcp://127.0.0.1:2", "old torch")
+    with monkeypatch.context() as then:
+        then.setattr(executor, "_workers", lambda: {"tcp://127.0.0.1:1": {}, "tcp://127.0.0.1:2": {}})
+        ended = executor.submit(trial, here, b"")
+    assert opened(ended.result(PATIENCE), head_of(here)["key"]).record == 42
+    monkeypatch.setattr(dask_workers, "_PATIENCE", 0.0)
+    executor.cost_machine = "127.0.0.9"
+    measures = WorkerTask("measures", work.double, (21,))
+    costs = partial(parcel_for, comparison="test", procedure=OURS, cost=True)
+    (_, failed) = run_on(executor, [measures], costs, b"", lambda *_: None)
+    assert failed.kind == "failed"
+    assert failed.value.startswith("no worker on 127.0.0.9, which measures time and memory; start one there")
+
+
 def test_a_killed_worker_is_replaced_and_its_work_ends_with_it(
     started: Cluster, executor: dask_workers.DaskExecutor, tmp_path: Path
 ) -> None:
@@ -201,25 +220,6 @@ def test_a_file_without_an_address_is_one_line(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ValueError, match=r"^expected a Dask scheduler's file; got .*, which has no address\. "):
             dask_workers.DaskExecutor(str(file))
-
-
-def test_work_waits_for_no_worker_that_has_ended(
-    executor: dask_workers.DaskExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither those that suited when it was submitted, nor for ever one on the machine of measurements."""
-    here = parcel(WorkerTask("double", work.double, (21,)))
-    executor.leave_out("tcp://127.0.0.1:2", "old torch")
-    with monkeypatch.context() as then:
-        then.setattr(executor, "_workers", lambda: {"tcp://127.0.0.1:1": {}, "tcp://127.0.0.1:2": {}})
-        ended = executor.submit(trial, here, b"")
-    assert opened(ended.result(PATIENCE), head_of(here)["key"]).record == 42
-    monkeypatch.setattr(dask_workers, "_PATIENCE", 0.0)
-    executor.cost_machine = "127.0.0.9"
-    measures = WorkerTask("measures", work.double, (21,))
-    costs = partial(parcel_for, comparison="test", procedure=OURS, cost=True)
-    (_, failed) = run_on(executor, [measures], costs, b"", lambda *_: None)
-    assert failed.kind == "failed"
-    assert failed.value.startswith("no worker on 127.0.0.9, which measures time and memory; start one there")
 
 
 def test_an_unknown_machine_for_costs_is_one_line(cluster: str) -> None:
