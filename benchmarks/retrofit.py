@@ -298,11 +298,9 @@ def main() -> None:
         "python": platform.python_version(),
     } | {wheel.package: wheel.requirement.partition("==")[2] for wheel in WHEELS}
     wanted = [*SHAPES, *CASES] if asked.only is None else [name for name in asked.only.split(";") if name]
-    if wanted:
-        result["threads"], result["processor"] = asked.threads, _processor(asked.device)
     with importable() if CASES.keys() & set(wanted) else nullcontext():
         for name in wanted:
-            rows = {}
+            rows: dict[str, Any] = {"on": f"{asked.threads} threads, {_processor(asked.device)}"}
             for train in (True, False):
                 timings = _timed(name, train, asked.rounds, asked.device)
                 rows["train" if train else "forward"] = [dataclasses.asdict(one) for one in timings]
