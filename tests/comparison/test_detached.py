@@ -35,11 +35,16 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Non
 
 
 def test_a_process_in_the_background_is_found_while_it_lives(says: Callable[[str], None], tmp_path: Path) -> None:
-    says("import os, sys, time; print(*sys.argv[1:], flush=True); os.read(os.open(sys.argv[-1], 0), 1); print('end')")
+    about = tmp_path / detached.ABOUT
+    says(
+        f"import json, os, sys\nprint(*sys.argv[1:], flush=True)\nwith open({str(tmp_path / 'new')!r}, 'w') as about:\n"
+        f"    json.dump({{'process': os.getpid(), 'host': 'here'}}, about)\nos.rename(about.name, {str(about)!r})\n"
+        "os.read(os.open(sys.argv[-1], 0), 1)\nprint('end')"
+    )
     os.mkfifo(tmp_path / "end")
     assert detached.running(tmp_path) is None
     line = detached.start(tmp_path, ["compare", str(tmp_path / "end")])
-    number = json.loads((tmp_path / detached.ABOUT).read_text())["process"]
+    number = json.loads(about.read_text())["process"]
     assert line.startswith(f"In the background: process {number} on ")
     assert (detached.running(tmp_path) or "").startswith(f"process {number} on ")
     heard: list[str] = []
@@ -56,7 +61,7 @@ def test_a_process_in_the_background_is_found_while_it_lives(says: Callable[[str
 
 
 def test_one_that_ends_at_once_is_an_error(says: Callable[[str], None], tmp_path: Path) -> None:
-    says("raise SystemExit('relpos: error: no')")
+    says("import sys, time; print('relpos: error: no', file=sys.stderr, flush=True); time.sleep(0.5); sys.exit(2)")
     with pytest.raises(
         ValueError, match=r"^expected a coordinator in .*; got one that ended with: relpos: error: no\."
     ):

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 
-from relpos.comparison.detached import follow, running, start
+from relpos.comparison.detached import begin, follow, running, start
 from relpos.comparison.executors import ClusterExecutor
 from relpos.comparison.experiment import Comparison
 from relpos.core.checks import fail
@@ -93,6 +93,7 @@ class Coordinator:
         folder = comparison.store.folder
         if self.attach(folder, say):
             return True
+        begin(folder)
         if not self._options.detach or not any(comparison.tasks()):
             return False
         if self._options.cluster == SLURM:

@@ -1,7 +1,7 @@
 """A comparison whose coordinator runs in the background: `relpos compare --cluster tcp://HOST:8786 --detach`.
 
     DIR/coordinator.log      what it prints, for whoever attaches
-    DIR/coordinator.json     its process, and the machine
+    DIR/coordinator.json     its process, and the machine, which it writes as soon as it has all that it needs
 
 The log is locked as long as that process has it open, so that the same command finds the coordinator, and finds none
 where it has died.
@@ -28,12 +28,18 @@ _ITSELF = "RELPOS_COORDINATOR"
 _POLL = 0.2
 _ATTEMPTS = 5
 _PATIENCE = 120.0
-"""Seconds in which it must say something."""
+"""Seconds after which nobody waits for it to begin."""
 
 
 def is_itself() -> bool:
     """Whether this process is a coordinator in the background."""
     return _ITSELF in os.environ
+
+
+def begin(folder: Path) -> None:
+    """Say that this process coordinates from now on, if it is one in the background."""
+    if is_itself():
+        write_json(folder / ABOUT, {"process": os.getpid(), "host": platform.node()})
 
 
 def start(folder: Path, arguments: Sequence[str]) -> str:
@@ -47,6 +53,7 @@ def start(folder: Path, arguments: Sequence[str]) -> str:
     with named(path), path.open("ab") as log:
         _lock(log, path)
         log.truncate(0)
+        (folder / ABOUT).unlink(missing_ok=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "relpos", *arguments],
             env=os.environ | {_ITSELF: "1", "PYTHONUNBUFFERED": "1"},
@@ -55,11 +62,8 @@ def start(folder: Path, arguments: Sequence[str]) -> str:
             stderr=log,
             start_new_session=True,  # the terminal's signals are not for it
         )
-    write_json(folder / ABOUT, {"process": process.pid, "host": platform.node()})
     deadline = time.monotonic() + _PATIENCE
-    while not path.stat().st_size and time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
+    while process.poll() is None and not (folder / ABOUT).exists() and time.monotonic() < deadline:
         time.sleep(_POLL)
     if process.poll():
         last = (path.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
