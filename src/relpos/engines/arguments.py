@@ -84,7 +84,7 @@ class Arguments:
         require_fit(self.q, self.k, self.v)
         self.terms.check(self.q, self.k, self.v)
         if self.mask is not None:
-            _check_mask(self.mask, self.q, self.k)
+            check_mask(self.mask, self.q, self.k)
 
     def call(self) -> Call:
         """The call that they make, checked."""
@@ -201,7 +201,8 @@ def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k:
     fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
 
 
-def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
+def check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
+    """Raise unless a mask fits queries and keys."""
     mask.check(q.shape[2], k.shape[2])
     for name, x in fields_of(mask).items():
         if not isinstance(x, Tensor):
@@ -222,4 +223,4 @@ def _check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         check_device(mask.blocks.layout, "the mask's block layout", q)
         check_heads(mask.blocks.layout, "the mask's block layout", q)
     if mask.also is not None:
-        _check_mask(mask.also, q, k)
+        check_mask(mask.also, q, k)

@@ -26,7 +26,9 @@ from relpos.core import (
     QueryScale,
     Rotation,
     RowRule,
+    Scale,
     Sinks,
+    Term,
 )
 from relpos.core.checks import require_name
 from relpos.core.private import exporting
@@ -118,6 +120,12 @@ def _fault(engine: Engine, call: Call) -> verdicts.Fault | None:
         if (fault := verdicts.fault(engine, REFERENCE, part)) is not None:
             return fault
     return None
+
+
+def serves_shards(term: Term) -> bool:
+    """Whether an engine that computes shards of any call knows this kind of term."""
+    assert STREAMING.served is not None
+    return isinstance(term, (*STREAMING.served, Scale))
 
 
 def choose_for_shards(call: Call) -> Engine:

@@ -20,13 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from relpos.core import Coordinates, Mask, MaskLike, Term, Terms
 from relpos.core.checks import fail, require_choice, require_computed, require_number, require_tensor, shape_of
-from relpos.engines.arguments import Position, require_fit
+from relpos.engines.arguments import Position, check_mask, require_fit
 from relpos.parallel.by_gather import by_gather
 from relpos.parallel.by_heads import by_heads
 from relpos.parallel.by_ring import by_ring
 from relpos.parallel.choice import ShardMethod, choose_method
 from relpos.parallel.layout import ShardLayout, require_layout, stretches
-from relpos.parallel.local_terms import check_position, terms_of_queries
+from relpos.parallel.local_terms import check_position, of_any_queries, terms_of_queries
 from relpos.parallel.ranks import Ranks, structure
 from relpos.parallel.ring_schedule import FORWARD, Schedule
 
@@ -112,13 +112,15 @@ def context_attention(
     ranks.agree(facts, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
-    terms_of = terms_of_queries(position, queries, states, count, ranks, shares, more=terms)
+    terms_of = terms_of_queries(position, queries, states, count, ranks, shares, terms)
     masks = () if whole_mask is None else (whole_mask,)
     schedule = Schedule(ranks.rank, shares, masks, q.device, FORWARD)
     taken = choose_method(method, terms_of, q, k, v, states is not None, whole_mask, schedule)
     if taken == "ulysses":
         if states is not None:
-            terms_of = terms_of_queries(position, queries, states, count, ranks, shares, True, terms)
+            assert position is not None
+            assert queries is not None
+            terms_of = of_any_queries(terms_of, position, queries, states, ranks, shares)
         return by_heads(q, k, v, terms_of((0, count)), whole_mask, scale, ranks, shares)
     if taken == "ring":
         return by_ring(q, k, v, terms_of, whole_mask, scale, ranks, schedule)
@@ -189,5 +191,5 @@ class _Asked:
                 (Terms() + terms).check(whole_q, whole_k, whole_v)
         whole = None if self.mask is None else Mask.of(self.mask)
         if whole is not None:
-            whole.check(count, count)
+            check_mask(whole, whole_q, whole_k)
         return whole

@@ -27,6 +27,7 @@ from relpos.core.terms.pair_rotations import pairs_turned
 from relpos.core.visibility import hides_nothing, visible_tokens
 from relpos.engines.call import Call
 from relpos.engines.operators import joined
+from relpos.engines.selection import serves_shards
 from relpos.engines.unseen import holds_finite, with_zeros
 from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.local_terms import TermsOfQueries
@@ -39,6 +40,9 @@ def lacks_blocks(terms: Terms, mask: Mask | None) -> str | None:
     """Why keys cannot come in blocks, in words; None if they can."""
     if terms.of(RowRule):
         return "a position without a rule of rows (CoPE, FIRE), which needs all keys at once,"
+    for term in terms:
+        if not serves_shards(term):
+            return f"a position without {type(term).__name__}, which no engine computes in shards,"
     if mask is not None and mask.allowed is not None:
         return "a mask of structure, and not a tensor,"
     if mask is not None and mask.blocks is not None:
@@ -109,6 +113,10 @@ def _attend(
     schedule: Schedule,
 ) -> Tensor:  # fmt: skip
     every = [terms_of(span) for span in schedule.own]
+    place = local_slices(schedule.own)
+    whole_k, whole_v = (x[:, :, :1].expand(-1, -1, terms_of.count, -1) for x in (k, v))
+    for span, terms in zip(schedule.own, every, strict=True):
+        terms.check(q[:, :, place(span)], whole_k, whole_v)
     if scale is None:
         fixed = every[0].one(Scale)
         scale = q.shape[3] ** -0.5 if fixed is None else fixed.value

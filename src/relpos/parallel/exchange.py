@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from relpos.parallel.layout import Stretch, in_order, share_of
 from relpos.parallel.ranks import Ranks, rank_ordered_sum
@@ -43,6 +44,7 @@ class _Gather(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found = [
             rank_ordered_sum(_swap(ctx.ranks, [share_of(g, spans, ctx.dim) for spans in ctx.shares]))
@@ -89,6 +91,7 @@ class _HeadsForTokens(torch.autograd.Function):
         return _to_heads(ranks, shares, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:
         return None, None, _to_tokens(ctx.ranks, ctx.shares, *gradients)
 
@@ -100,5 +103,6 @@ class _TokensForHeads(torch.autograd.Function):
         return _to_tokens(ranks, shares, x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor]:
         return None, None, _to_heads(ctx.ranks, ctx.shares, *gradients)

@@ -32,6 +32,10 @@ class _Context:
     method: ShardMethod
     layout: ShardLayout
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Context:
+        """Itself: a copy of a model, as of averaged weights, belongs to the same ranks, which cannot be copied."""
+        return self
+
     @property
     def size(self) -> int:
         return Ranks.of(self.mesh).size

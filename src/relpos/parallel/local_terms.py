@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from jaxtyping import Float
@@ -83,13 +83,11 @@ def terms_of_queries(
     count: int,
     ranks: Ranks,
     shares: Shares,
-    gathered: bool = False,
     more: Terms | Term | None = None,
 ) -> TermsOfQueries:
     """The terms of this rank's queries; what they need of other ranks is here by then.
 
     Args:
-        gathered: whether stretches may be any of the sequence: states of all tokens are then gathered.
         more: terms of all tokens to add.
     """
     whole = Terms() if more is None else Terms() + more
@@ -106,8 +104,21 @@ def terms_of_queries(
                     whole = whole + part.terms(queries)
                 continue
             assert states is not None
-            of_states.append(_of_states(part, queries, states, ranks, shares, gathered))
+            of_states.append(_of_states(part, queries, states, ranks, shares))
     return TermsOfQueries(whole, of_states, count)
+
+
+def of_any_queries(
+    terms: TermsOfQueries,
+    position: Position,
+    queries: Coordinates,
+    states: Float[Tensor, "B n E"],
+    ranks: Ranks,
+    shares: Shares,
+) -> TermsOfQueries:
+    """The same, of a mechanism, for any stretch of the sequence: states of all tokens are gathered."""
+    parts = [part for part in parts_of(cast(Mechanism, position)) if needs_states(part)]
+    return replace(terms, of_states=[_of_gathered(part, queries, states, ranks, shares) for part in parts])
 
 
 @contextmanager
@@ -125,12 +136,10 @@ def _sharing_draws(part: Mechanism, ranks: Ranks) -> Iterator[None]:
 
 
 def _of_states(
-    part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares, gathered: bool
+    part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares
 ) -> Callable[[Stretch], Terms]:
-    if gathered or not isinstance(queries, Sequence | Grid):  # others cannot be cut: sums need the same tokens as keys
-        (every,) = gather_tokens(ranks, shares, 1, states)
-        terms = terms_of(part, queries, None, every)
-        return lambda span: terms.narrow(slice(*span), slice(0, queries.count))
+    if not isinstance(queries, Sequence | Grid):  # others cannot be cut: sums need the same tokens as keys
+        return _of_gathered(part, queries, states, ranks, shares)
     remembered = None
     if remembers(part):
         with without_autocast(states.device):
@@ -138,6 +147,14 @@ def _of_states(
         (remembered,) = gather_tokens(ranks, shares, 2, remembered)
     line, own = queries.raster(), local_slices(shares[ranks.rank])
     return lambda span: terms_of(part, _cut(line, span), line, states[:, own(span)], remembered)
+
+
+def _of_gathered(
+    part: object, queries: Coordinates, states: Float[Tensor, "B n E"], ranks: Ranks, shares: Shares
+) -> Callable[[Stretch], Terms]:
+    (every,) = gather_tokens(ranks, shares, 1, states)
+    terms = terms_of(part, queries, None, every)
+    return lambda span: terms.narrow(slice(*span), slice(0, queries.count))
 
 
 def _cut(line: Sequence, span: Stretch) -> Sequence:

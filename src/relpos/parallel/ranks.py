@@ -143,8 +143,8 @@ def _named(x: object, of: Mapping[str, object]) -> str:
 
 
 def rank_ordered_sum(parts: Tensor) -> Tensor:
-    """The sum over the first axis, one rank after the other."""
-    total = parts[0].clone()
+    """The sum over the first axis, one rank after the other, in float32 or wider and then in the dtype of the parts."""
+    total = parts[0].to(torch.promote_types(parts.dtype, torch.float32), copy=True)
     for part in parts[1:]:
         total += part
-    return total
+    return total.to(parts.dtype)

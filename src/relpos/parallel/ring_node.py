@@ -162,14 +162,15 @@ class Ring(torch.autograd.Function):
             if step.source is not None:
                 add(step.source[1], block)
         ctx.work = work
-        ctx.save_for_backward(q, k, v, plain_q, plain_k, out, lse)
+        # What is learned is in `work`, too; saved, autograd notices that it was changed meanwhile.
+        ctx.save_for_backward(q, k, v, plain_q, plain_k, out, lse, *learned)
         return (out if out.dtype == q.dtype else out.to(q.dtype)), lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         work: RingWork = ctx.work
-        q, k, v, plain_q, plain_k, out, lse = ctx.saved_tensors
+        q, k, v, plain_q, plain_k, out, lse, *_ = ctx.saved_tensors
         own = [k, v] if plain_k is None else [k, v, plain_k]
         d_q, d_plain_q = _zeros(q), None if plain_q is None else _zeros(plain_q)
         d_own = [_zeros(x) for x in own]
