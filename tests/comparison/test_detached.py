@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -127,7 +128,7 @@ def test_jobs_of_slurm_are_submitted_and_attached_to(
     executor = made()
     monkeypatch.setattr(executor, "_executor", Jobs)
     monkeypatch.setattr(executor, "_cluster", "slurm")
-    monkeypatch.setattr(executor, "_ask", lambda: None)
+    monkeypatch.setattr(executor, "_ask", lambda **_: None)
     monkeypatch.setattr(clusters, "_executor", lambda _: executor)
     command = [*call(tmp_path / "out"), "--cluster", "slurm", "--shared", str(tmp_path), "--detach"]
     with monkeypatch.context() as kept:
@@ -139,7 +140,7 @@ def test_jobs_of_slurm_are_submitted_and_attached_to(
         main(command)
         assert "Submitted 0 jobs, and 5 before. " in capsys.readouterr().out
         assert len(sent) == 6, "the same jobs"
-        executor._queue, executor._asked = dict.fromkeys("23456", "RUNNING") | {"3": "TIMEOUT"}, 1.0
+        executor._queue, executor._asked = dict.fromkeys("23456", "RUNNING") | {"3": "TIMEOUT"}, math.inf
         main(command)
         assert "Submitted 1 job, and 4 before. " in capsys.readouterr().out, "for one that ended without an answer"
         executor._queue["4"] = "FAILED"

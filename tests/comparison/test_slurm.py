@@ -1,8 +1,11 @@
 """Work as jobs, by submitit's local executor: answers come by the spool, and jobs outlive whoever submitted them."""
 
+import math
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -152,13 +155,13 @@ def test_an_answer_that_comes_while_slurm_is_asked_is_kept(
     there = tmp_path / "spool" / f"{key}.answer"
     there.with_suffix(".job").write_text('{"id": "1"}')
     monkeypatch.setattr(executor, "_cluster", "slurm")
-    executor._queue, executor._asked = {"1": "COMPLETED"}, 1.0
-    monkeypatch.setattr(executor, "_ask", lambda: there.write_bytes(answer(here)))
-    assert executor.has(key)
+    executor._queue, executor._asked = {"1": "COMPLETED"}, math.inf
+    monkeypatch.setattr(executor, "_ask", lambda **_: there.write_bytes(answer(here)))
+    executor.drop_ended([key])
     assert there.exists()
-    monkeypatch.setattr(executor, "_ask", lambda: None)
+    monkeypatch.setattr(executor, "_ask", lambda **_: None)
     there.unlink()
-    assert not executor.has(key)
+    executor.drop_ended([key])
     assert not there.with_suffix(".job").exists()
 
 
@@ -224,7 +227,9 @@ def test_what_machines_said_of_themselves_is_kept_for_the_same_machines(
     ]
 
 
-def test_a_job_that_slurm_does_not_take_is_one_line(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_slurm_does_not_take_is_one_line(
+    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     class Full:
         def submit(self, *_: Any) -> None:
             raise RuntimeError("sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed")
@@ -233,3 +238,73 @@ def test_a_job_that_slurm_does_not_take_is_one_line(made: Made, monkeypatch: pyt
     monkeypatch.setattr(executor, "_executor", lambda _: Full())
     said = "Slurm does not take its job: sbatch: error: QOSMaxSubmitJobPerUserLimit sbatch: error: Batch job submission"
     assert [event.value for event in events(executor, DOUBLE)] == ["", f"{said} failed"]
+    assert not list((tmp_path / "spool").glob("*.claim"))
+
+
+def _submits(executor: slurm_jobs.SlurmExecutor, monkeypatch: pytest.MonkeyPatch, number: str = "1") -> list[str]:
+    """Lets an executor submit jobs that do nothing, and keeps their numbers."""
+    sent: list[str] = []
+
+    def send(*_: Any) -> Any:
+        sent.append(number)
+        return type("Job", (), {"job_id": number, "state": "RUNNING"})()
+
+    monkeypatch.setattr(executor, "_send", send)
+    return sent
+
+
+def test_two_that_submit_at_once_submit_one_job(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = made(), made()
+    others = _submits(other, monkeypatch, "8")
+    begun = threading.Thread(target=other.submit, args=(trial, parcel(DOUBLE), b""))
+
+    def send(*_: Any) -> Any:
+        """It takes as long as the other needs to begin."""
+        begun.start()
+        begun.join(0.2)
+        return type("Job", (), {"job_id": "7", "state": "RUNNING"})()
+
+    monkeypatch.setattr(one, "_send", send)
+    one.submit(trial, parcel(DOUBLE), b"")
+    begun.join()
+    assert others == []
+    assert [executor._work[head_of(parcel(DOUBLE))["key"]].job.job_id for executor in (one, other)] == ["7", "7"]
+
+
+def test_what_one_began_to_submit_that_has_died_is_submitted(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = made(patience=0.1)
+    (tmp_path / "spool" / f"{head_of(parcel(DOUBLE))['key']}.claim").touch()
+    sent = _submits(executor, monkeypatch)
+    executor.submit(trial, parcel(DOUBLE), b"")
+    assert sent == ["1"]
+
+
+def test_a_job_of_just_now_has_not_ended(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue that is known is older."""
+    executor, key = made(), head_of(parcel(DOUBLE))["key"]
+    there = tmp_path / "spool" / f"{key}.job"
+    there.write_text('{"id": "5"}')
+    monkeypatch.setattr(executor, "_cluster", "slurm")
+    monkeypatch.setattr(
+        slurm_jobs.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": "5 PENDING\n6 RUNNING\n"})
+    )
+    executor._queue, executor._asked = {}, time.monotonic()
+    executor.drop_ended([key])
+    assert there.exists()
+    there.write_text('{"id": "4"}')
+    executor.drop_ended([key])
+    assert not there.exists()
+
+
+def test_the_next_job_is_not_taken_for_the_one_that_ended(made: Made, tmp_path: Path) -> None:
+    """Another coordinator has submitted it meanwhile."""
+    executor, key = made(), head_of(parcel(DOUBLE))["key"]
+    there = tmp_path / "spool" / f"{key}.job"
+    for number, left in (("8", 1), ("7", 0)):
+        there.write_text(f'{{"id": "{number}"}}')
+        ended = slurm_jobs._SpooledWork(key, Future(), job=type("Job", (), {"job_id": "7"})())
+        executor._lose(ended, RuntimeError("lost"))
+        assert len(list((tmp_path / "spool").iterdir())) == left
+        assert str(ended.future.exception()) == "lost"

@@ -50,11 +50,13 @@ class ClusterExecutor(Executor):
         reads_data: whether workers read the data themselves, by name or path, instead of receiving them.
         machines: which machines it asks for, in words. What they said of themselves is kept for the same words only.
         note: what to say before the first machine is asked.
+        sent: how much work it has sent, and not found sent by another process.
     """
 
     reads_data = False
     machines = ""
     note = ""
+    sent = 0
 
     def require_versions(self, wanted: dict[str, str]) -> None:
         """Raise a `ValueError` of one line unless all workers that can be asked have these versions."""
@@ -66,9 +68,8 @@ class ClusterExecutor(Executor):
     def wait_with_the_next(self) -> None:
         """Begin what will be submitted when all that is submitted has ended, if this process may end before."""
 
-    def has(self, key: str) -> bool:
-        """Whether work was submitted before, perhaps by another process, and is done or will be."""
-        return False
+    def drop_ended(self, keys: Sequence[str]) -> None:
+        """Forget work that another process submitted, and that has ended without an answer."""
 
     def said(self) -> dict[str, Any]:
         """What workers said of work since the last call, by its key: JSON values of anybody."""

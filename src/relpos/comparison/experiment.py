@@ -251,20 +251,24 @@ class Comparison:
         Raises:
             ValueError: a job is not taken. One line.
         """
-        executor, stages, shared = self.executor, self.tasks(), self._work.packed
-        old = 0
+        executor, shared = self.executor, self._work.packed
         assert isinstance(executor, ClusterExecutor)
         assert shared is not None
+        stages = [[(task, self._parcel(task)) for task in stage] for stage in self.tasks()]
+        executor.drop_ended([head_of(parcel)["key"] for stage in stages for _, parcel in stage])
+        before, there = executor.sent, 0
         for stage in stages:
-            for task in stage:
-                parcel = self._parcel(task)
-                old += executor.has(head_of(parcel)["key"])
+            for task, parcel in stage:
+                if self.store.finished(task.name):  # another coordinator has stored it meanwhile
+                    continue
                 try:
                     executor.submit(trial, parcel, shared)
                 except GivenUp as error:
                     fail("to submit all jobs", str(error), "The others go on; the same command submits the rest.")
+                there += 1
             executor.wait_with_the_next()
-        return sum(map(len, stages)) - old, old
+        new = executor.sent - before
+        return new, there - new
 
     def _parcel(self, task: WorkerTask) -> bytes:
         trains = any(job.id == task.name for job in self.jobs)

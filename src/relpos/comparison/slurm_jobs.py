@@ -1,6 +1,7 @@
 """Work as jobs of Slurm, by submitit. All is in a folder that every node sees:
 
     DIR/spool/KEY.parcel      what a job is to do, written by this process
+    DIR/spool/KEY.claim       says that a process submits its job, or has
     DIR/spool/KEY.job         the number of its job
     DIR/spool/KEY.answer      what it answered, written whole by the job
     DIR/spool/KEY.said        how far it is
@@ -17,10 +18,12 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +34,23 @@ from relpos.comparison.executors import ClusterExecutor, GivenUp
 from relpos.comparison.trial import head_of, trial
 from relpos.core.checks import fail
 from relpos.files.reading import MIB, FileError, read_file, read_json
-from relpos.files.writing import UnwritableError, WriteError, make_folder, require_writable, write_json, write_whole
+from relpos.files.writing import (
+    UnwritableError,
+    WriteError,
+    make_folder,
+    named,
+    require_writable,
+    write_json,
+    write_whole,
+)
 
 SLURM = "slurm"
 _POLL = 2.0
 """Seconds between two looks into the spool."""
 _PATIENCE = 60.0
 """Seconds after which a job that has ended counts as lost if its answer is not seen: shared disks are late."""
+_CLAIM_POLL = 0.1
+"""Seconds between two looks whether another process has submitted a job."""
 _BETWEEN = 10.0
 """Seconds between two questions to Slurm."""
 _ALIVE = {
@@ -123,28 +136,38 @@ class SlurmExecutor(ClusterExecutor):
         head = head_of(parcel)
         one = _SpooledWork(head["key"], Future())
         with self._lock:
-            if not self._is_answered(one) and not self._attach(one):
-                common = self._spool / f"{hashlib.sha256(shared).hexdigest()}.shared"
-                if not common.exists():
-                    write_whole(common, shared)
-                write_whole(self._path(one.key, "parcel"), parcel)
-                one.job = self._send(head, self._path(one.key, "parcel"), common, self._path(one.key, "answer"))
+            self._attach(one)
+            if not self._is_answered(one) and not self._attach(one) and self._claims(one):
+                try:
+                    one.job = self._spooled(head, parcel, shared)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        self._path(one.key, "claim").unlink()
+                    raise
                 write_json(self._path(one.key, "job"), {"id": one.job.job_id})
+                self.sent += 1
             self._work[one.key] = one
         return one.future
 
-    def has(self, key: str) -> bool:
-        """Whether a job answered, or will; what is left of one that ended without an answer is removed."""
+    def _spooled(self, head: dict[str, Any], parcel: bytes, shared: bytes) -> Any:
+        """The job of a piece of work, submitted with what it reads."""
+        common = self._spool / f"{hashlib.sha256(shared).hexdigest()}.shared"
+        if not common.exists():
+            write_whole(common, shared)
+        here = self._path(head["key"], "parcel")
+        write_whole(here, parcel)
+        return self._send(head, here, common, self._path(head["key"], "answer"))
+
+    def drop_ended(self, keys: Sequence[str]) -> None:
+        """Remove what is left of jobs that ended without an answer, perhaps of another process."""
         with self._lock:
-            one = _SpooledWork(key, Future(), sent=0.0)
-            there = self._attach(one)
-            self._ask()
-            ended = there and self._state(one) not in _ALIVE
-            if self._is_answered(one):  # looked at after the queue: a job answers before it ends
-                return True
-            if ended:
-                self.forget(key)
-            return self._attach(one)
+            attached = [one for one in (_SpooledWork(key, Future()) for key in keys) if self._attach(one)]
+            if attached:
+                self._ask(after=time.monotonic())  # an older queue lacks what another process submitted just now
+            for one in attached:
+                ended = self._state(one) not in _ALIVE
+                if not self._is_answered(one) and ended:  # in this order: a job answers before it ends
+                    self._remove(one)
 
     def _path(self, key: str, kind: str) -> Path:
         return self._spool / f"{key}.{kind}"
@@ -158,19 +181,43 @@ class SlurmExecutor(ClusterExecutor):
         except FileError:
             finished = False
         if not finished:
-            self.forget(one.key)
+            self._remove(one)
         return finished
 
     def _attach(self, one: _SpooledWork) -> bool:
-        """Take the job that an earlier command submitted, if there is one; it may have ended."""
-        try:
-            number = read_json(self._path(one.key, "job"), MIB)["id"]
-        except (FileError, KeyError, TypeError):
-            return False
-        if not isinstance(number, str) or not number.isdecimal():
-            return False
-        one.job = self._job_class(folder=self._jobs_folder, job_id=number)
-        return True
+        """Take the job that another command submitted, if there is one; it may have ended."""
+        number = _number_in(self._path(one.key, "job"))
+        one.job = None if number is None else self._job_class(folder=self._jobs_folder, job_id=number)
+        return one.job is not None
+
+    def _claims(self, one: _SpooledWork) -> bool:
+        """Whether this process is to submit a job: of several, the one that makes a file, which on NFS, too, only one
+        can. Another takes the job of that, and submits it where that has died."""
+        claim, deadline = self._path(one.key, "claim"), time.monotonic() + self._patience
+        while True:
+            with contextlib.suppress(FileExistsError), named(claim):
+                os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return True
+            if self._attach(one):
+                return False
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_CLAIM_POLL)
+
+    def _remove(self, one: _SpooledWork) -> None:
+        """Remove a job that has ended from the spool, unless another process has: it may have submitted the next."""
+        if one.job is not None:
+            path = self._path(one.key, "job")
+            taken = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+            try:
+                os.rename(path, taken)  # only one can
+                if _number_in(taken) != one.job.job_id:
+                    os.rename(taken, path)
+                    return
+                taken.unlink()
+            except OSError:
+                return
+        self.forget(one.key)
 
     def _executor(self, more: dict[str, Any]) -> Any:
         """Submitit's executor with the parameters and some more."""
@@ -239,9 +286,10 @@ class SlurmExecutor(ClusterExecutor):
             return str(one.job.state).upper()
         return self._queue.get(one.job.job_id, "GONE" if one.sent < self._asked else "UNKNOWN")
 
-    def _ask(self) -> None:
-        """Read the queue, unless it was read just now: `sacct`, which submitit asks, needs a data base."""
-        if self._cluster != SLURM or time.monotonic() - self._asked < _BETWEEN:
+    def _ask(self, after: float = 0.0) -> None:
+        """Read the queue, unless it was read just now, and after a time: `sacct`, which submitit asks, needs a data
+        base."""
+        if self._cluster != SLURM or (time.monotonic() - self._asked < _BETWEEN and self._asked >= after):
             return
         begun = time.monotonic()
         command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i %T"]
@@ -253,7 +301,8 @@ class SlurmExecutor(ClusterExecutor):
         self._queue, self._asked = {line[0]: line[1] for line in lines if len(line) == 2}, begun
 
     def _lose(self, one: _SpooledWork, error: Exception) -> None:
-        self.forget(one.key)
+        self._work.pop(one.key, None)
+        self._remove(one)
         one.future.set_exception(error)
 
     def wait_with_the_next(self) -> None:
@@ -280,7 +329,7 @@ class SlurmExecutor(ClusterExecutor):
         """Remove a piece of work from the spool."""
         with self._lock:
             self._work.pop(key, None)
-        for kind in ("job", "answer", "parcel", "said"):
+        for kind in ("job", "answer", "parcel", "said", "claim"):  # the last lets another process submit the next
             with contextlib.suppress(OSError):  # it is a folder, say, or the disk is away
                 self._path(key, kind).unlink()
 
@@ -288,6 +337,15 @@ class SlurmExecutor(ClusterExecutor):
         """Stop looking; jobs go on."""
         self._stopped.set()
         self._watcher.join()
+
+
+def _number_in(path: Path) -> str | None:
+    """The number of a job, which a file has; None if it has none."""
+    try:
+        number = read_json(path, MIB)["id"]
+    except (FileError, KeyError, TypeError):
+        return None
+    return number if isinstance(number, str) and number.isdecimal() else None
 
 
 def _do(parcel: Path, shared: Path, answer: Path) -> None:
