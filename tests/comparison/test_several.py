@@ -81,6 +81,11 @@ def test_their_first_reports_and_answers() -> None:
     assert said == [Progress(1, 2, 0.5, 0.1)]
 
 
+def test_the_answer_of_a_first_process_that_has_ended_counts() -> None:
+    """Though another fails while it is read."""
+    assert isinstance(run_in_processes(2, work.end_first, report=print), work.SlowlyRead)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_fails_ends_all(rank: int, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="ZeroDivisionError: on purpose") as caught:

@@ -99,3 +99,21 @@ def fail_once_begun(path: Path) -> None:
     while not path.with_suffix(".begun").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     raise ZeroDivisionError("on purpose")
+
+
+class SlowlyRead:
+    """Is read for a while by whoever receives it."""
+
+    def __setstate__(self, state: Any) -> None:
+        time.sleep(1.0)
+
+    def __getstate__(self) -> dict[str, bool]:
+        return {"any": True}
+
+
+def end_first(report: Callable[[Any], None]) -> SlowlyRead:
+    """The first process has an answer; others fail when it has ended."""
+    if os.environ["RANK"] == "0":
+        return SlowlyRead()
+    time.sleep(0.2)
+    raise RuntimeError("the first has ended")

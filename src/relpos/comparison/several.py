@@ -30,6 +30,8 @@ from relpos.comparison.workers import WorkerError, main_left_out
 
 _WORK, _LOG = "work", "log"
 _POLL = 0.1
+_LATE = 30.0
+"""Seconds in which the answer of a process that has ended must be read."""
 _LINES = 3
 """How many last lines of a silent process's output are shown."""
 
@@ -53,7 +55,8 @@ def run_in_processes(count: int, function: Callable[..., Any], *arguments: Any, 
                 (folder / _WORK).write_bytes(pickle.dumps((listener.address, key, function, arguments)))
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             said: Queue[tuple[str, Any]] = Queue()
-            threading.Thread(target=_listen, args=(listener, said), daemon=True).start()
+            listening = threading.Thread(target=_listen, args=(listener, said), daemon=True)
+            listening.start()
             processes = [started.enter_context(_process(rank, count, store.port, folder)) for rank in range(count)]
             while True:
                 with contextlib.suppress(Empty):
@@ -64,6 +67,10 @@ def run_in_processes(count: int, function: Callable[..., Any], *arguments: Any, 
                         raise WorkerError(value)
                     report(value)
                     continue
+                if processes[0].poll() == 0:  # its answer may still be read
+                    listening.join(_LATE)
+                    if not said.empty():
+                        continue
                 for rank, process in enumerate(processes):
                     if process.poll() or (rank == 0 and process.poll() == 0 and said.empty()):
                         raise WorkerError(_silent(rank, process.returncode, folder, said))
