@@ -110,3 +110,14 @@ def test_a_layer_of_ranks_is_copied_with_them(mesh: Any) -> None:
     layer = context_parallel(relpos.MultiHeadAttention(8, H, position=relpos.RotaryEmbedding(2)), mesh)
     x = torch.randn(B, N, 8)
     torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+
+
+def test_a_position_is_one_that_attention_takes(mesh: Any) -> None:
+    with torch.device("meta"):
+        slopes = relpos.ALiBi(H)
+    tensors, given = heads(), {"queries": Sequence(N), "mesh": mesh}
+    out = context_attention(*tensors, position=slopes, **given)  # its device is that of the tokens
+    torch.testing.assert_close(out, relpos.attention(*tensors, position=relpos.ALiBi(H), queries=Sequence(N)))
+    on_tokens = relpos.create_position("learned", num_heads=H, head_dim=D, queries=Sequence(N))
+    with pytest.raises(ValueError, match="expected a mechanism that acts in attention; got LearnedPositionEmb"):
+        context_attention(*tensors, position=on_tokens, **given)

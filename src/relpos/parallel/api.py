@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from relpos.core import Coordinates, Mask, MaskLike, Term, Terms
@@ -29,6 +29,7 @@ from relpos.parallel.layout import ShardLayout, require_layout, stretches
 from relpos.parallel.local_terms import check_position, of_any_queries, terms_of_queries
 from relpos.parallel.ranks import Ranks, structure
 from relpos.parallel.ring_schedule import FORWARD, Schedule
+from relpos.position.base.device import settle
 
 
 def context_attention(
@@ -107,11 +108,13 @@ def context_attention(
     try:
         whole_mask = asked.check(ranks.size)
         facts = asked.facts(whole_mask)
-    except (ValueError, NotImplementedError) as raised:
+    except Exception as raised:  # of any kind: the others wait for this rank's word
         error = raised
     ranks.agree(facts, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
     count = q.shape[2] * ranks.size
     shares = stretches(count, ranks.size, layout)
+    if isinstance(position, nn.Module):
+        settle(position, q.device)
     terms_of = terms_of_queries(position, queries, states, count, ranks, shares, terms)
     masks = () if whole_mask is None else (whole_mask,)
     schedule = Schedule(ranks.rank, shares, masks, q.device, FORWARD)
