@@ -1,27 +1,33 @@
 """Forward and step of the layer of `mechanisms.py` with a mechanism, beside the same layer with a peer of its kind.
 
-    python benchmarks/beside_peers.py [--rounds 31] [--only NAMES]
+    python benchmarks/beside_peers.py [--rounds 31] [--out FILE.json]
 
 A rotation is beside `rotary_1d`, a table beside `relative_2d`, values that are turned beside the same rotation of
 queries and keys alone. Both take turns; a figure is the median over rounds of one time over the other, of the clock
-and of the processor. On a busy machine only the processor's says something, with OMP_NUM_THREADS=1.
+and of the processor. On a busy machine only the processor's says something, with OMP_NUM_THREADS=1. All figures go
+into a file, with versions and hardware.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from mechanisms import HEAD_DIM, HEADS
 
 from relpos import Grid, Mask, RelativePositionBias, Rotation, Sequence, Site
+from relpos.comparison.settings import environment
 from relpos.core import Terms
 from relpos.layers import MultiHeadAttention
 from relpos.position import presets
 
+OUT = Path(__file__).parent / "results" / "beside-peers.json"
 TOKENS = 1024
 Make = Callable[[], Terms | Rotation]
 Pair = tuple[Make, Make, Mask | None]
@@ -55,16 +61,15 @@ def _pairs() -> dict[str, Pair]:
 
 
 def main() -> None:
-    """Print the two ratios of each pair, of a forward pass and of a step."""
+    """Print and write the two ratios of each pair, of a forward pass and of a step."""
     parser = argparse.ArgumentParser(description="what mechanisms cost beside a peer of their kind")
     parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--only", default=None, help="names, joined by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     torch.manual_seed(0)
     layer = MultiHeadAttention(HEADS * HEAD_DIM, HEADS)
+    found: dict[str, dict[str, dict[str, float]]] = {}
     for name, (own, peer, mask) in _pairs().items():
-        if asked.only is not None and name not in asked.only.split(","):
-            continue
         count = own().items[0].lines.query.shape[0] if mask is None else TOKENS  # type: ignore[union-attr]
         x = torch.randn(1, count, HEADS * HEAD_DIM, requires_grad=True)
 
@@ -79,6 +84,9 @@ def main() -> None:
             rounds = [(timed(own, backward), timed(peer, backward)) for _ in range(asked.rounds + 2)][2:]
             clock, processor = (statistics.median(one[at] / other[at] for one, other in rounds) for at in (0, 1))
             print(f"{name:22} {what:8} clock {clock:5.2f}   processor {processor:5.2f}", flush=True)
+            found.setdefault(name, {})[what] = {"clock": clock, "processor": processor}
+    here = dataclasses.asdict(environment("cpu")) | {"threads": torch.get_num_threads(), "rounds": asked.rounds}
+    asked.out.write_text(json.dumps({"environment": here, "ratios": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ and takes two minutes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from relpos import Grid, Mask, Sequence
+from relpos.comparison.settings import environment
 from relpos.layers import MultiHeadAttention
 from relpos.position import Mechanism, Site, presets
 from relpos.position.base.states import terms_of
@@ -67,15 +67,15 @@ def main() -> None:
     parser.add_argument("--only", default=None, help="names, joined by commas; the figures of others stay")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
+    wanted = set(presets()) if asked.only is None else set(asked.only.split(","))
+    if unknown := wanted - set(presets()):
+        parser.error(f"expected names of mechanisms; got {', '.join(sorted(unknown))}")
     found: dict[str, Any] = {}
     if asked.only is not None and asked.out.exists():  # what is there for others stays
         found = {name: one for name, one in json.loads(asked.out.read_text())["layers"].items() if name in presets()}
     for where, tokens in WHERE.items():
         axes = 1 if isinstance(tokens, Sequence) else 2
-        names = [one.name for one in presets().values() if axes in one.token_axes]
-        if asked.only is not None:
-            names = [name for name in names if name in asked.only.split(",")]
-        for name in names:
+        for name in [one.name for one in presets().values() if axes in one.token_axes and one.name in wanted]:
             step, plain = _Step(name, tokens), _Step("none", tokens)
             for one in (step, plain):
                 one(), one()
@@ -84,9 +84,9 @@ def main() -> None:
             figures = {"time": middle, "low": low, "high": high, "parameters": step.parameters}
             found.setdefault(name, {})[where] = figures
             print(f"{name:26} {where:18} {middle:6.2f} ({low:.2f} to {high:.2f})", file=sys.stderr, flush=True)
-    versions = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
-    settings = {"rounds": asked.rounds, "heads": HEADS, "head_dim": HEAD_DIM, "cores": os.cpu_count()}
-    asked.out.write_text(json.dumps({"versions": versions, "settings": settings, "layers": found}, indent=1) + "\n")
+    here = dataclasses.asdict(environment("cpu")) | {"threads": torch.get_num_threads()}
+    settings = {"rounds": asked.rounds, "heads": HEADS, "head_dim": HEAD_DIM}
+    asked.out.write_text(json.dumps({"environment": here, "settings": settings, "layers": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
