@@ -53,8 +53,8 @@ def choose_method(
     heads, key_heads, width = q.shape[1], k.shape[1], k.shape[3] + v.shape[3]
     exchanged = q.shape[2] * (size - 1) * (heads + key_heads) * width // size
     rings = by_rotation(schedule, terms_of.whole.one(PairRotations))
-    sent = max(sum(ring.tokens_sent(rank) for ring in rings) for rank in range(size)) * key_heads * width
-    return "ulysses" if exchanged < sent else "ring"
+    sent = (sum(ring.tokens_sent(rank) for ring in rings) * key_heads * width for rank in range(size))
+    return "ulysses" if any(exchanged < one for one in sent) else "ring"  # most often the first rank decides
 
 
 def _lacks_rows(mask: Mask | None, shares: Shares) -> str | None:
