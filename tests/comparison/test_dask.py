@@ -4,8 +4,10 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,39 @@ def test_a_pickled_result_is_not_read(executor: dask_workers.DaskExecutor) -> No
     future = executor.submit(work.no_bytes, parcel(WorkerTask("double", work.double, (21,))), b"")
     with pytest.raises(RuntimeError, match=r"^TypeError: .*only able to deserialize"):
         future.result(PATIENCE)
+
+
+def test_an_answer_that_its_worker_took_along_holds_up_no_other(
+    executor: dask_workers.DaskExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask waits for one whose worker has died, until it is done again, and has one thread for what has ended."""
+    again, ended = threading.Event(), ThreadPoolExecutor(1)
+
+    class Asked:
+        status = "finished"
+
+        def __init__(self, key: str) -> None:
+            self.is_lost = "first" in key
+
+        def add_done_callback(self, take: Callable[[Any], None]) -> None:
+            ended.submit(take, self)
+
+        def result(self) -> bytes:
+            return b"late" if self.is_lost and again.wait(PATIENCE) else b"soon"
+
+        def release(self) -> None:
+            pass
+
+    monkeypatch.setattr(executor._client, "submit", lambda *_, key, **__: Asked(key))
+    heads = {name: {"key": name, "cost": False} for name in ("first", "second")}
+    monkeypatch.setattr(dask_workers, "head_of", lambda name: heads[name.decode()])
+    first, second = (executor.submit(trial, name.encode(), b"") for name in heads)
+    try:
+        assert second.result(10) == b"soon"
+    finally:
+        again.set()
+    assert first.result(PATIENCE) == b"late"
+    ended.shutdown()
 
 
 def test_files_of_tls_that_are_not_there_are_one_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import warnings
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ from relpos.files.reading import MIB, FileError, read_json
 
 _PATIENCE = 60
 """Seconds in which the scheduler must answer, and a first worker be there."""
+_AT_ONCE = 4
+"""Answers that are fetched at once: Dask waits for one whose worker has died until it is made again."""
 _NOT_PICKLED = ["dask", "msgpack"]
 """Of Dask's ways to send a result; trials answer bytes."""
 _PREFIX = "relpos-"
@@ -72,7 +74,7 @@ class DaskExecutor(ClusterExecutor):
             fail("a worker", f"none at {address}", f"Start some: dask worker {address} --nthreads 1.")
         self._left_out: dict[str, str] = {}
         self._avoided: dict[str, set[str]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._fetching = threading.Lock(), ThreadPoolExecutor(_AT_ONCE)
         self._begun: dict[str, list[str]] = {}
         self._said: dict[str, Any] = {}
         self._asked: dict[str, tuple[Any, Future[Any]]] = {}
@@ -151,14 +153,17 @@ class DaskExecutor(ClusterExecutor):
             if head["cost"]:
                 self._costs.add(head["key"])
 
+        def fetch(done: Any) -> None:
+            try:
+                self._end(future, done.result())
+            except Exception as unread:  # it is no answer, or cannot be had
+                self._end(future, RuntimeError(_line(unread)))
+
         def take(done: Any) -> None:
             if future.done():
                 return
             if done.status == "finished":
-                try:
-                    self._end(future, done.result())
-                except Exception as unread:  # its worker has died since, or it is no answer
-                    self._end(future, RuntimeError(_line(unread)))
+                self._fetching.submit(fetch, done)
             else:
                 error = None if done.status == "cancelled" else done.exception()
                 self._end(future, self._error(head["key"], error))
@@ -254,6 +259,7 @@ class DaskExecutor(ClusterExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which stays."""
         self._client.close()
+        self._fetching.shutdown(wait=False, cancel_futures=True)
 
 
 def _address(given: str) -> str:
