@@ -1,4 +1,4 @@
-"""Retrofitted Inkling and Inkling 2 in use: the whole models, which also see images, and dropout in training."""
+"""Retrofitted Inkling and Inkling 2 in use: the whole models, which also see and hear, and dropout in training."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ FAST_CASES = 1  # of each of its tests, in the fast part
 BUILT = {"inkling": inkling, "inkling2": inkling2}
 SEES = {"patch_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 OWN: dict[str, dict[str, Any]] = {
-    "Inkling": {"vision_config": SEES, "audio_config": {}, "image_bos_token_id": 96, "audio_token_id": 95},
+    "Inkling": {"vision_config": SEES, "audio_config": {"n_mel_bins": 5, "mel_vocab_size": 7}, "audio_token_id": 95},
     "Inkling2": {"vision_config": {**SEES, "projection_hidden_dim": 16, "text_hidden_size": 32}},
 }
 
@@ -37,21 +37,44 @@ def whole(name: str) -> Any:
     return model.eval()
 
 
+def prompts(name: str) -> dict[str, Tensor]:
+    """Two prompts, one padded at the left, with an image of four tokens each; for Inkling also two frames of audio."""
+    given = {"input_ids": tokens(2, 21).clamp(max=90), "attention_mask": padding(2, 21, left=True)}
+    given["input_ids"][:, 12:16] = 97
+    if name == "Inkling2":
+        return given | {"pixel_values": torch.randn(8, 16, 16, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)}
+    given["input_ids"][:, 17:19] = 95
+    frames = {"audio_input_ids": torch.randint(7, (2, 3, 5)), "audio_input_ids_mask": torch.tensor([[1, 1, 0]] * 2)}
+    return given | {"pixel_values": torch.randn(8, 2, 8, 8, 3)} | frames
+
+
+def read(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits at tokens, and the gradients of all weights by the loss at those that a token comes before."""
+    model.zero_grad()
+    unread = given["attention_mask"].cumsum(1) < 2
+    out = model(**given, labels=given["input_ids"].masked_fill(unread, -100))
+    out.loss.backward()
+    gradients = {key: x.grad for key, x in model.named_parameters()}
+    return out.logits[given["attention_mask"].bool()].detach(), gradients
+
+
 @pytest.mark.parametrize("name", OWN)
-@torch.no_grad()
 def test_the_whole_model_writes_the_same_text(name: str) -> None:
-    """From prompts that are padded at the left, with its cache."""
-    model = whole(name)
-    ids, mask = tokens(3, 21), padding(3, 21, left=True)
-    logits = model(input_ids=ids, attention_mask=mask).logits[mask.bool()]
-    how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    written = model.generate(ids, **how)
+    """From prompts with images and audio, with its cache."""
+    model, given = whole(name), prompts(name)
+    logits, gradients = read(model, given)
+    how = {"max_new_tokens": 6, "do_sample": False}
+    written = model.generate(**given, **how)
     relpos.retrofit(model, border=0, verify=False)
     assert all(is_swapped(layer.self_attn) for layer in model.model.language_model.layers)
-    own = model(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+    own, own_gradients = read(model, given)
     assert torch.allclose(own, logits, rtol=0, atol=2e-5 * float(logits.abs().max()))
     assert not torch.equal(own, logits)  # relpos computed them
-    assert torch.equal(model.generate(ids, **how), written)
+    for key, wanted in gradients.items():
+        scale = float(wanted.abs().max())
+        assert scale > 0, key
+        assert torch.allclose(own_gradients[key], wanted, rtol=0, atol=2e-5 * scale), key
+    assert torch.equal(model.generate(**given, **how), written)
 
 
 @pytest.mark.parametrize("name", BUILT)
