@@ -133,15 +133,15 @@ CASES = {
     "text, learned+relative_1d": text("learned+relative_1d", bounded=True),
     "text, none, strict": text("none", strict=True),
     "text, rotary_dynamic_ntk": text("rotary_dynamic_ntk"),
-    "text, cope+shaw+deberta": text("cope+shaw+deberta"),
+    "text, cope+shaw+deberta+selective_rope": text("cope+shaw+deberta+selective_rope"),
     "attention, t5": own(),
     "image, learned+relative_2d": image(vit, 1, 4, 6),
     "windows, relative_2d": image(swin, 1, 16, 16),
     "replaced, BERT": Case(bert, lambda b, n: (torch.randint(7, (b, n)),), ({0: BATCH, 1: Dim("length", max=1024)},)),
 }
 """One a kind of terms: tables of tokens and lines, rotations scaled by the length, row rules, vectors on queries and
-values, and on keys; masks; images; models of others. Dynamo takes twice the time, and finds out of the models what
-`compile_models.py` finds out: it traces one, of which it could not say whether a program is exported."""
+values, and on keys; hidden states; masks; images; models of others. Dynamo takes twice the time, and finds out of the
+models what `compile_models.py` finds out: it traces one, of which it could not say whether a program is exported."""
 
 
 def compare(case: Case) -> None:

@@ -204,6 +204,18 @@ class Plain(relpos.OffsetBias):
         return -offsets.axes[:, 0].abs()[None].float()
 
 
+class Loudness(relpos.FromStates):
+    """Each key contributes one number to all heads."""
+
+    embed_dim, remembers = 8, 1
+
+    def remembered(self, states: Tensor) -> Tensor:
+        return states.norm(dim=-1)[:, None, :, None]
+
+    def from_states(self, queries: Any, keys: Any, states: Tensor, remembered: Any) -> relpos.Terms:
+        return relpos.Terms(relpos.DenseBias(remembered.transpose(2, 3)))
+
+
 def test_a_sum_hands_states_to_those_that_ask() -> None:
     x, tokens = torch.randn(2, 6, 8), Sequence(6)
     gate, other = ForgetGate(2, 8, init_std=1.0), ForgetGate(2, 8, init_std=1.0)
@@ -217,6 +229,11 @@ def test_a_sum_hands_states_to_those_that_ask() -> None:
     last = total.terms(Sequence(1, start=5), tokens, states=x[:, 5:], remembered=kept)
     q = k = torch.zeros(2, 2, 6, 4)
     whole = relpos.attention_weights(q, k, position=found)[:, :, 5:]
+    torch.testing.assert_close(relpos.attention_weights(q[:, :, 5:], k, position=last), whole)
+    both = Loudness() + gate
+    assert both.remembered(x).shape == (2, 2, 6, 2)
+    last = both.terms(Sequence(1, start=5), tokens, states=x[:, 5:], remembered=both.remembered(x))
+    whole = relpos.attention_weights(q, k, position=both.terms(tokens, states=x))[:, :, 5:]
     torch.testing.assert_close(relpos.attention_weights(q[:, :, 5:], k, position=last), whole)
     assert not Plain().needs_states
     assert terms_of(Plain(), tokens, states=x).one(relpos.LineBias) is not None

@@ -43,6 +43,9 @@ from relpos.position.base.running_sums import running_angles
 from relpos.position.base.site import Site
 from relpos.position.base.tables import require_std
 
+_NOWHERE = -(2**62)
+"""The place of what stands before the first token, which is next to no other."""
+
 
 class SelectiveRoPE(FromStates):
     """Rotation by angles that are projected from hidden states and added up over the sequence, a number a pair.
@@ -149,13 +152,15 @@ class SelectiveRoPE(FromStates):
         """The causal convolution, which takes in a token only where it has its place before the present one."""
         weight = self.phi_conv1d.weight.to(phi.dtype).view(self.num_heads, 1, -1, self.conv_size)
         place = keys.tokens(phi.device)[..., 0] if isinstance(keys, Positions) else None
+        count, reach = phi.shape[2], self.conv_size - 1
+        before = F.pad(phi, (0, 0, reach, 0))
         steps = weight[..., -1] * phi
-        for back in range(1, min(self.conv_size, phi.shape[2])):
-            earlier = phi[:, :, :-back]
+        for back in range(1, self.conv_size):
+            earlier = before.narrow(2, reach - back, count)
             if place is not None:
-                stands = place[..., back:] - place[..., :-back] == back
-                earlier = torch.where(stands.view(-1, 1, earlier.shape[2], 1), earlier, 0.0)
-            steps = steps + weight[..., -1 - back] * F.pad(earlier, (0, 0, back, 0))
+                stood = F.pad(place, (reach, 0), value=_NOWHERE).narrow(-1, reach - back, count)
+                earlier = torch.where((place - stood == back).view(-1, 1, count, 1), earlier, 0.0)
+            steps = steps + weight[..., -1 - back] * earlier
         return steps
 
 

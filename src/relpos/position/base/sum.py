@@ -81,8 +81,10 @@ class Sum(Mechanism):
         return sum(remembers(part) for part in self.parts())
 
     def remembered(self, states: Float[Tensor, "B N E"]) -> Float[Tensor, "B H N r"]:
-        """What keys with these states contribute to its parts, one after the other."""
-        return torch.cat([part.remembered(states) for part in self.parts() if remembers(part)], dim=-1)  # type: ignore[operator]
+        """What keys with these states contribute to its parts, one after the other; H is 1 if it is for all."""
+        kept = [part.remembered(states) for part in self.parts() if remembers(part)]  # type: ignore[operator]
+        heads = max(x.shape[1] for x in kept)
+        return torch.cat([x.expand(-1, heads, -1, -1) for x in kept], dim=-1)
 
     def terms(
         self,
