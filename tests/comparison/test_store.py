@@ -15,6 +15,7 @@ from relpos.cli import main
 from relpos.comparison import Comparison, ComparisonSettings, store
 from relpos.comparison.settings import Job
 from relpos.comparison.store import OtherSettingsError, Store, require_usable
+from relpos.comparison.training import folder_of
 from relpos.data import find_task
 from relpos.files.writing import PART, WriteError
 from relpos.results import SCHEMA_VERSION
@@ -219,6 +220,7 @@ def test_a_schedule_names_its_file_and_goes_on(tmp_path: Path) -> None:
     assert files[0] == "rotary_1d.none--recipe--seed0.json"
     assert all(len(name) < 180 and name.endswith("--seed0.json") and "~" not in name for name in files)
     assert [Store(tmp_path, SETTINGS, HERE).get(name) for name in names] == [0, 1, 2]
+    assert sorted(f"{folder_of(name)}.json" for name in names) == [f"training/{file}" for file in files]
 
 
 def test_files_are_regular(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from relpos.comparison.settings import ComparisonSettings, Job, describe
 from relpos.comparison.settings import environment as environment_here
 from relpos.comparison.several import run_in_processes
 from relpos.comparison.store import Store
-from relpos.comparison.training import TRAINING, TrainingLog, load_run, save_weights, weights_of
+from relpos.comparison.training import TrainingLog, folder_of, load_run, save_weights, weights_of
 from relpos.comparison.trial import SharedWork, head_of, trial
 from relpos.comparison.workers import (
     MOST_AT_ONCE,
@@ -85,7 +85,7 @@ def _train_here(
     task, procedure = work.opened()
     if not is_main():
         return run(job, settings, task, procedure=procedure, probes=probes)
-    run_folder = folder / TRAINING / job.id
+    run_folder = folder / folder_of(job.id)
     with TrainingLog(run_folder) as log:
 
         def watch(progress: Progress) -> None:
@@ -279,7 +279,7 @@ class Comparison:
             cost=not trains,
             device=self.settings.device,
             folder=self.store.folder,
-            within=f"{TRAINING}/{task.name}" if trains else None,
+            within=folder_of(task.name) if trains else None,
             model=self.settings.model,
         )
 
@@ -304,7 +304,7 @@ class Comparison:
         if answer.files and job is None:
             raise FileError("it has files, and measures only")
         if answer.files:
-            make_folder(folder := self.store.folder / TRAINING / task.name)
+            make_folder(folder := self.store.folder / folder_of(task.name))
             for name, content in answer.files.items():
                 write_whole(folder / name, content)
 
@@ -316,18 +316,18 @@ class Comparison:
             KeyError: no run of that name and seed has finished.
         """
         job = next((one for one in self.jobs if (one.name, one.seed, one.variant) == (name, seed, "recipe")), None)
-        if job is None or not weights_of(self.store.folder / TRAINING / job.id).exists():
+        if job is None or not weights_of(self.store.folder / folder_of(job.id)).exists():
             known = ", ".join(f"({one.name!r}, {one.seed})" for one in self.trained())
             raise KeyError(f"expected the model of a finished run among {known or 'none'}; got ({name!r}, {seed!r})")
         recipe, position = self.settings.of(name)
         model = self.procedure.model(recipe, self.task, position)
-        load_run(self.store.folder / TRAINING / job.id, model)
+        load_run(self.store.folder / folder_of(job.id), model)
         return model.eval()
 
     def trained(self) -> list[Job]:
         """The finished runs by the recipe whose trained weights exist."""
         by_recipe = (job for job in self.jobs if job.variant == "recipe")
-        return [job for job in by_recipe if weights_of(self.store.folder / TRAINING / job.id).exists()]
+        return [job for job in by_recipe if weights_of(self.store.folder / folder_of(job.id)).exists()]
 
     def results(self) -> Results:
         """All finished work so far, as docs/results.md describes it."""

@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from relpos.comparison.store import file_name
 from relpos.core.checks import fail, shape_of
 from relpos.files.writing import named, write_whole
 from relpos.position.base.saved_settings import is_settings
 from relpos.train import Progress
 
-TRAINING = "training"
 _LOSSES, _WEIGHTS = "losses.jsonl", "model.safetensors"
 
 
@@ -65,6 +65,11 @@ def _board(folder: Path) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(log_dir=str(folder))  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def folder_of(name: str) -> str:
+    """The folder of a run, by its job's name, within that of the comparison."""
+    return f"training/{file_name(name)}"
 
 
 def weights_of(folder: Path) -> Path:
