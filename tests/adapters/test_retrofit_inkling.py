@@ -1,4 +1,4 @@
-"""Inkling and Inkling 2, retrofitted: caches, padding at the left, beams, and which calls relpos computes."""
+"""Inkling and Inkling 2, retrofitted: caches, padding at the left, packed rows, beams, which calls relpos computes."""
 
 from typing import Any
 
@@ -34,6 +34,27 @@ def test_padding_at_the_left(name: str, implementation: str, border: int, calls:
     own = at_tokens(model(**inputs)[0].detach(), inputs["attention_mask"])
     assert calls == ([(21, 21)] * len(model.layers) if border == 0 else [])  # type: ignore[arg-type]
     assert torch.allclose(own, published, rtol=0, atol=(0 if border else 2e-5) * float(published.abs().max()))
+
+
+PACKED = torch.tensor([[*range(5), *range(11), *range(3)], [*range(19)]])
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("inkling", "sdpa"), ("inkling", "eager"), ("inkling2", "eager")])
+def test_documents_in_one_row(name: str, implementation: str, calls: list[tuple[int, int]]) -> None:
+    """Which the library finds by their positions: outputs, and the gradients of all weights."""
+    torch.manual_seed(0)
+    model: Any = BUILT[name](attn_implementation=implementation).eval()
+    results: list[dict[str, torch.Tensor]] = []
+    for _ in range(2):
+        model.zero_grad()
+        out = model(input_ids=tokens(2, 19), position_ids=PACKED)[0]
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results.append({key: x.grad for key, x in model.named_parameters()} | {"output": out.detach()})
+        if not calls:
+            relpos.retrofit(model, border=0, verify=False)
+    assert calls == [(19, 19)] * len(model.layers)
+    for key, published in results[0].items():
+        assert torch.allclose(results[1][key], published, rtol=0, atol=2e-5 * float(published.abs().max())), key
 
 
 @pytest.mark.parametrize("of_windows", [True, False])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from relpos.adapters.common.interface import implementation, mask_of, published_mask
 from relpos.adapters.common.kinds import PositionKind, Replaced, Verified, class_path
+from relpos.adapters.common.pair_masks import mask_of_documents
 from relpos.adapters.common.random_inputs import RandomInputs
 from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.adapters.retrofits.transformer_xl import by_head
@@ -35,9 +36,10 @@ class RelativeLogitsAttention(Retrofitted):
     def of_tokens(self, mask: Tensor | None, tokens: int, cache: Any) -> tuple[int, int] | None:
         """Keys, and the place of the first query, of a call that relpos computes; None if it runs as published."""
         keys, first_key, first = _places(self, tokens, cache)
-        by_token = mask is None or mask.dim() == 2
         at_end = isinstance(first, int) and first + tokens == first_key + keys
-        served = by_token and at_end and _is_causal(self) and self.takes(tokens, keys)
+        served = at_end and _is_causal(self) and self.takes(tokens, keys)
+        if served and mask is not None and mask.dim() != 2:
+            served = mask_of_documents(mask, self.sliding_window) is not None
         return (keys, first) if served else None
 
     def as_published(self, mask: Tensor | None, hidden_states: Tensor, cache: Any) -> Tensor | None:
@@ -59,10 +61,12 @@ class RelativeLogitsAttention(Retrofitted):
 
         Args:
             relative: r, `[B, H, N, w]`.
-            mask: `[B, M]`, or None.
+            mask: `[B, M]`, or one of documents, or None.
             sinks: `[B, H, N]`.
         """
         queries, keys = q.shape[2], k.shape[2]
+        window = self.sliding_window
+        documents = None if mask is None or mask.dim() == 2 else mask_of_documents(mask, window)
         logits: Any = self.rel_logits_proj
         line = self.line(queries, keys, q.device)
         position = Terms(distance_curves(relative, logits.proj[:, : logits.rel_extent], line))
@@ -71,7 +75,7 @@ class RelativeLogitsAttention(Retrofitted):
             k,
             v,
             position=position if sinks is None else position + Sinks(sinks),
-            mask=mask_of(mask, queries, keys, causal=True, window=self.sliding_window),
+            mask=documents or mask_of(mask, queries, keys, causal=True, window=window),
             scale=self.scaling,
             dropout=self.attention_dropout if self.training else 0.0,
         )
@@ -133,7 +137,7 @@ class Inkling2Attention(RelativeLogitsAttention):
         Args:
             hidden_states: what q, r, gates and sinks are projected from.
             key: projected and convolved, `[B, M, G D]`; so is `value`.
-            mask: `[B, M]`, or None.
+            mask: `[B, M]`, or one of documents, or None.
             cache: or None.
             tau: `[1 or B, N, 1, 1]`, or None.
         """
