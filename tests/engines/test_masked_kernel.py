@@ -5,6 +5,7 @@ import torch
 from engine_steps import call_of, step
 
 from relpos import Mask
+from relpos.engines.operators import Gradients
 from relpos.engines.streaming.cpu import masked_kernel
 
 N = 23
@@ -31,7 +32,7 @@ def test_tiles_hold_every_pair_once(name: str, monkeypatch: pytest.MonkeyPatch) 
         tiles = masked_kernel._KernelTiles(mask, N, N)
         for every in (tiles.by_rows(), tiles.by_keys()):
             count = torch.zeros(mask.dense(N, N).shape)
-            for rows, keys, own in every:
+            for rows, keys, own, _ in every:
                 count[:, :, rows, keys] += 1 if own is None else own.exp()
             torch.testing.assert_close(count, mask.dense(N, N).float(), rtol=0, atol=0)
 
@@ -53,3 +54,32 @@ def test_which_calls_it_computes() -> None:
     assert masked_kernel.supports(call)
     assert not masked_kernel.supports(call_of(q.double(), q.double(), q.double(), mask=Mask(4, 0)))
     assert not masked_kernel.supports(call_of(q, q, q))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_calls_under_one_softmax(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that some, all or none of them see, and values that they share."""
+    monkeypatch.setattr(masked_kernel, "_FEW", 4)
+    later = Mask(-17, 20, low=torch.tensor([N, N, *[0] * (N - 2)]))  # the first two see nothing
+    masks = (Mask(5, -2), Mask(right=-6), later)[::order]
+    *leaves, upstream = torch.randn(8, 2, 4, N, 8)
+    queries, keys, v = leaves[:3], leaves[3:6], leaves[6]
+    calls = [call_of(*x, v, mask=mask) for *x, mask in zip(queries, keys, masks, strict=True)]
+    own = [x.clone().requires_grad_() for x in leaves]
+    seen = torch.stack([mask.dense(N, N) for mask in masks])
+    scores = (
+        (torch.stack(own[:3]) @ torch.stack(own[3:6]).mT / 8**0.5)
+        .masked_fill(~seen, -torch.inf)
+        .movedim(0, -1)
+        .flatten(-2)
+    )
+    blank = ~seen.any(dim=0).any(dim=-1, keepdim=True)
+    assert 0 < blank.sum() < N
+    weights = scores.masked_fill(blank, 0).softmax(dim=-1).masked_fill(blank, 0)
+    theirs = weights.unflatten(-1, (N, 3)).sum(dim=-1) @ own[6]
+    out, lse = masked_kernel.forward(*calls)
+    torch.testing.assert_close((out, lse), (theirs, scores.logsumexp(dim=-1)), rtol=1e-5, atol=1e-6)
+    gradients = Gradients(leaves)
+    masked_kernel.backward(calls, out, lse, upstream, gradients)
+    wanted = [*torch.autograd.grad(theirs, own, upstream)]
+    torch.testing.assert_close(gradients.finished(), wanted, rtol=1e-4, atol=1e-5)

@@ -103,7 +103,7 @@ def joined(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out.to(results[0][0].dtype), torch.where(blank, -torch.inf, peak + total.log())
 
 
-def _of_each(forwards: Sequence[RunForward]) -> RunForward:
+def of_each(*forwards: RunForward) -> RunForward:
     """The forward of a call with `others`, from a forward for each; one alone is for all."""
 
     def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def _of_each(forwards: Sequence[RunForward]) -> RunForward:
     return forward
 
 
-def _back_of_each(backwards: Sequence[RunBackward]) -> RunBackward:
+def back_of_each(*backwards: RunBackward) -> RunBackward:
     """The backward of a call with `others`: that of each, from the results of all."""
 
     def backward(call: Call, *results: Any) -> None:
@@ -192,12 +192,14 @@ class _Node(torch.autograd.Function):
 class Operator:
     """A call with its gradient: in eager mode directly, else by `relpos::<engine>`.
 
+    Both are given calls with `others`, as from `of_each` and `back_of_each`.
+
     The forward is called with autocast off, as `relpos.attention` runs engines. The backward is called by autograd, so
     it switches autocast off itself.
     """
 
     def __init__(self, engine: str, forward: RunForward, backward: RunBackward) -> None:
-        self._forward, self._backward = _of_each([forward]), _back_of_each([backward])
+        self._forward, self._backward = forward, backward
         self._attend, self._attend_backward = _register(engine, self._forward, self._backward)
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -223,7 +225,7 @@ class Operator:
                 forward, backward = self._forward, self._backward
                 if prepare is not None:
                     forwards, backwards = zip(*map(prepare, call.each()), strict=True)
-                    forward, backward = _of_each(forwards), _back_of_each(backwards)
+                    forward, backward = of_each(*forwards), back_of_each(*backwards)
                 ready = forward, backward, CallForm(call)
             return self._by_node(*ready, call)
 

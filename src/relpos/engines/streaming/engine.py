@@ -32,12 +32,20 @@ from relpos.core.private import flash_kernel_backward
 from relpos.engines import dense
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards, Way
-from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
+from relpos.engines.operators import (
+    Gradients,
+    Operator,
+    RunBackward,
+    RunForward,
+    back_of_each,
+    lacks_transform,
+    of_each,
+)
 from relpos.engines.streaming.backward import Backward
 from relpos.engines.streaming.cpu import cpu_kernel, masked_kernel
 from relpos.engines.streaming.forward import Forward
 from relpos.engines.streaming.plan.planning import make_plan
-from relpos.engines.streaming.plan.regroup import by_segments
+from relpos.engines.streaming.plan.regroup import by_segments, token_groups
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -94,7 +102,7 @@ def _backward_whole(
     as its log-sum-exp is. None: find out."""
     masked = masked_kernel.supports(call)
     if masked and not d_lse.any():  # the kernel takes no gradient of the log-sum-exp
-        masked_kernel.backward(call, out, lse, d_out, d_lse, gradients)
+        masked_kernel.backward([call], out, lse, d_out, gradients)
         return
     natural = (masked or cpu_kernel.supports(call)) if natural is None else natural
     plan = make_plan(call, backward=True, natural=natural)
@@ -102,7 +110,27 @@ def _backward_whole(
     Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel, shard).run()
 
 
-_attend = Operator("streaming", _forward, _backward)
+_each_forward, _each_backward = of_each(_forward), back_of_each(_backward)
+
+
+def _forward_of_all(call: Call) -> tuple[Tensor, Tensor]:
+    return masked_kernel.forward(*call.each()) if _all_by_masked_kernel(call) else _each_forward(call)
+
+
+def _backward_of_all(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+    if _all_by_masked_kernel(call) and not d_lse.any():
+        masked_kernel.backward(call.each(), out, lse, d_out, gradients)
+    else:
+        _each_backward(call, out, lse, d_out, d_lse, gradients)
+
+
+def _all_by_masked_kernel(call: Call) -> bool:
+    """Whether several calls under one softmax are computed at once."""
+    calls = call.each()
+    return len(calls) > 1 and all(masked_kernel.supports(one) and token_groups(one) is None for one in calls)
+
+
+_attend = Operator("streaming", _forward_of_all, _backward_of_all)
 
 
 def _planned(prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> Compute:

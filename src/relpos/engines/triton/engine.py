@@ -14,7 +14,15 @@ from torch import Tensor
 from relpos.core import LineBias, PairRotations, QueryBias, QueryScale, Rotation, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards
-from relpos.engines.operators import Gradients, Operator, RunBackward, RunForward, lacks_transform
+from relpos.engines.operators import (
+    Gradients,
+    Operator,
+    RunBackward,
+    RunForward,
+    back_of_each,
+    lacks_transform,
+    of_each,
+)
 from relpos.engines.triton import limits
 
 _WIDEST = 256
@@ -55,7 +63,7 @@ def _prepared(call: Call) -> tuple[RunForward, RunBackward]:
 
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_attend = Operator("triton", _forward, _backward)
+_attend = Operator("triton", of_each(_forward), back_of_each(_backward))
 
 
 _MASK_PARTS = (

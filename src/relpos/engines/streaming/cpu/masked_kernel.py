@@ -11,10 +11,11 @@ a dense mask of the tile, or none if all its pairs are allowed:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,14 +30,16 @@ from relpos.engines.streaming.plan.chunks import contiguous_rows
 
 _FEW = 128
 """Rows, or keys, of a tile: more compute more forbidden pairs."""
+Bounds = Int[np.ndarray, " N"]
 
 
 class _KernelTile(NamedTuple):
-    """Rows and keys of a call of the kernel, and its mask, 0 and -inf, or None."""
+    """Rows and keys of a call of the kernel, its mask, 0 and -inf, or None, and whether some row may see no key."""
 
     rows: slice
     keys: slice
     mask: Float[Tensor, "#B 1 n m"] | None
+    may_blank: bool
 
 
 def supports(call: Call) -> bool:
@@ -49,63 +52,100 @@ def supports(call: Call) -> bool:
     return all(x.is_cpu and x.dtype == torch.float32 and x.shape[3] == width for x in (call.q, call.k, call.v))
 
 
+class _Cut(NamedTuple):
+    """Some rows, and the keys that some of them see. `first`, `last`: those that each row sees, int64, from the first
+    of these keys."""
+
+    rows: slice
+    keys: slice
+    first: bytes
+    last: bytes
+    may_blank: bool
+
+    def tile(self) -> _KernelTile:
+        """With its mask."""
+        count = self.keys.stop - self.keys.start
+        make = _often_made if count * (self.rows.stop - self.rows.start) <= _OFTEN_MADE else _interval_mask
+        return _KernelTile(self.rows, self.keys, make(count, self.first, self.last), self.may_blank)
+
+
 class _KernelTiles:
     """The tiles of a mask."""
 
     def __init__(self, mask: Mask, n: int, m: int) -> None:
         self.mask, self.n, self.m = mask, n, m
-        self.first, self.last = self._bounds()
+        self.bounds = self._bounds()
 
-    def _bounds(self) -> tuple[Int[Tensor, " N"] | None, Int[Tensor, " N"] | None]:
-        """The first and the last key that each row sees, if it sees all between and the batch is alike."""
+    def _bounds(self) -> tuple[bytes, bytes] | None:
+        """The first and the last key that each row sees, int64, if it sees all between and the batch is alike."""
         mask = self.mask
         if mask.key_order is not None or mask.query_segments is not None or mask.also is not None:
-            return None, None
+            return None
         low, high = mask.interval(torch.arange(self.n))
         if any(x is not None and x.shape[0] > 1 for x in (low, high)):
-            return None, None
-        first = torch.zeros(self.n, dtype=torch.long) if low is None else low[0].clamp(min=0)
-        last = torch.full((self.n,), self.m - 1) if high is None else high[0].clamp(max=self.m - 1)
-        return first, last
+            return None
+        first = torch.zeros(self.n, dtype=torch.long) if low is None else low[0].long().clamp(min=0)
+        last = torch.full((self.n,), self.m - 1) if high is None else high[0].long().clamp(max=self.m - 1)
+        return first.numpy().tobytes(), last.numpy().tobytes()
 
     def by_rows(self) -> Iterator[_KernelTile]:
         """Tiles of a few rows; all of some rows in turn."""
-        borders = [0, *masks.cuts(self.mask, self.n, torch.device("cpu")), self.n]
-        for begin, end in itertools.pairwise(borders):
-            for start in range(begin, end, _FEW):
-                rows = slice(start, min(start + _FEW, end))
-                if self.first is None or self.last is None:
-                    spans = masks.spans(self.mask, torch.arange(rows.start, rows.stop), self.m)
-                else:
-                    spans = [slice(int(self.first[rows].min()), int(self.last[rows].max()) + 1)]
-                yield from (self._tile(rows, keys) for keys in spans if keys.start < keys.stop)
+        borders = 0, *masks.cuts(self.mask, self.n, torch.device("cpu")), self.n
+        if self.bounds is not None:
+            cut = _often_cut if self.n <= _OFTEN_CUT else _cut_rows
+            yield from (one.tile() for one in cut(*self.bounds, borders, _FEW))
+            return
+        for start, stop in _pieces(borders, _FEW):
+            rows = torch.arange(start, stop)
+            for keys in masks.spans(self.mask, rows, self.m):
+                forbidden = ~self.mask.pairs(rows, keys)
+                mask = torch.zeros(forbidden.shape).masked_fill_(forbidden, -torch.inf) if forbidden.any() else None
+                yield _KernelTile(slice(start, stop), keys, mask, may_blank=True)
 
     def by_keys(self) -> Iterator[_KernelTile]:
         """Tiles of a few keys, where bounds are known; else of a few rows."""
-        if self.first is None or self.last is None:
-            yield from self.by_rows()
-            return
-        for start in range(0, self.m, _FEW):
-            keys = slice(start, min(start + _FEW, self.m))
-            rows = ((self.first < keys.stop) & (self.last >= start) & (self.first <= self.last)).nonzero()
-            if len(rows):
-                yield self._tile(slice(int(rows[0]), int(rows[-1]) + 1), keys)
+        if self.bounds is None:
+            return self.by_rows()
+        cut = _often_cut_keys if self.m <= _OFTEN_CUT else _cut_keys
+        return (one.tile() for one in cut(*self.bounds, self.m, _FEW))
 
-    def may_blank(self, rows: slice) -> bool:
-        """Whether some row may see no key."""
-        return self.first is None or self.last is None or bool((self.first[rows] > self.last[rows]).any())
 
-    def _tile(self, rows: slice, keys: slice) -> _KernelTile:
-        if self.first is None or self.last is None:
-            forbidden = ~self.mask.pairs(torch.arange(rows.start, rows.stop), keys)
-            mask = torch.zeros(forbidden.shape).masked_fill_(forbidden, -torch.inf) if forbidden.any() else None
-            return _KernelTile(rows, keys, mask)
-        count = keys.stop - keys.start
-        first = (self.first[rows] - keys.start).clamp_(min=0)
-        last = (self.last[rows] - keys.start).clamp_(max=count - 1)
-        seen = count, first.numpy().tobytes(), last.numpy().tobytes()
-        make = _often_made if count * len(first) <= _OFTEN_MADE else _interval_mask
-        return _KernelTile(rows, keys, make(*seen))
+def _pieces(borders: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most so many rows, from border to border."""
+    for begin, end in itertools.pairwise(borders):
+        for start in range(begin, end, most):
+            yield start, min(start + most, end)
+
+
+def _cut_rows(first: bytes, last: bytes, borders: Sequence[int], few: int) -> list[_Cut]:
+    """The tiles of at most `few` rows, of rows that see the keys from `first` to `last` (int64)."""
+    low, high = (np.frombuffer(x, dtype=np.int64) for x in (first, last))
+    cuts = (_cut_of(low, high, slice(*rows), None) for rows in _pieces(borders, few))
+    return [one for one in cuts if one.keys.start < one.keys.stop]
+
+
+def _cut_keys(first: bytes, last: bytes, keys: int, few: int) -> list[_Cut]:
+    """The tiles of at most `few` keys, of the same rows."""
+    low, high = (np.frombuffer(x, dtype=np.int64) for x in (first, last))
+    cuts = []
+    for start, stop in _pieces((0, keys), few):
+        (rows,) = ((low < stop) & (high >= start) & (low <= high)).nonzero()
+        if len(rows):
+            cuts.append(_cut_of(low, high, slice(int(rows[0]), int(rows[-1]) + 1), slice(start, stop)))
+    return cuts
+
+
+def _cut_of(low: Bounds, high: Bounds, rows: slice, keys: slice | None) -> _Cut:
+    """Some rows with some keys; by default with all that some row sees."""
+    low, high = low[rows], high[rows]
+    keys = slice(int(low.min()), int(high.max()) + 1) if keys is None else keys
+    first, last = (low - keys.start).clip(min=0), (high - keys.start).clip(max=keys.stop - keys.start - 1)
+    return _Cut(rows, keys, first.tobytes(), last.tobytes(), bool((low > high).any()))
+
+
+_OFTEN_CUT = 2**15
+"""Most rows, or keys, of a mask whose tiles are kept for later calls and layers: with 16 of them, 16 MiB at most."""
+_often_cut, _often_cut_keys = lru_cache(16)(_cut_rows), lru_cache(16)(_cut_keys)
 
 
 def _interval_mask(count: int, first: bytes, last: bytes) -> Float[Tensor, "1 1 n m"] | None:
@@ -134,48 +174,61 @@ def _inputs(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _zeros_like(x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
-    """Zeros, token by token as the kernel writes them: sums over tiles are then of consecutive numbers."""
-    return x.new_zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-
-
-def forward(call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """The output and the natural log-sum-exp."""
-    assert call.mask is not None
-    q, k, v = _inputs(call)
-    out, lse = _zeros_like(q), q.new_full((*q.shape[:3], 1), -torch.inf)
-    tiles, done = _KernelTiles(call.mask, q.shape[2], k.shape[2]), 0
-    for rows, keys, mask in tiles.by_rows():
-        tile, may_blank = (q[:, :, rows], k[:, :, keys], v[:, :, keys], mask), tiles.may_blank(rows)
-        tile_out, tile_lse = partial_softmax.attend(*tile, call.scale, forbidding=may_blank)
-        if may_blank:
-            tile_out.masked_fill_(tile_lse == -torch.inf, 0)
-        own_out, own_lse = out[:, :, rows], lse[:, :, rows]
-        if rows.start < done:  # further keys of the same rows
-            total = torch.logaddexp(own_lse, tile_lse)
-            own_out *= partial_softmax.share(own_lse, total)
-            tile_out *= partial_softmax.share(tile_lse, total)
-            tile_out, tile_lse = tile_out.add_(own_out), total
-        own_out.copy_(tile_out)
-        own_lse.copy_(tile_lse)
-        done = rows.stop
+def forward(*calls: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
+    """The output and the natural log-sum-exp of one softmax over the pairs of all calls, which share none."""
+    out, lse = (_by_token(calls[0].q, width) for width in (calls[0].v.shape[3], 1))
+    written = 0  # rows that have some result
+    for call in calls:
+        q, k, v = _inputs(call)
+        assert call.mask is not None
+        tiles = _KernelTiles(call.mask, q.shape[2], k.shape[2])
+        for rows, keys, mask, may_blank in tiles.by_rows():
+            tile = q[:, :, rows], k[:, :, keys], v[:, :, keys], mask
+            tile_out, tile_lse = partial_softmax.attend(*tile, call.scale, forbidding=may_blank)
+            if may_blank:
+                tile_out.masked_fill_(tile_lse == -torch.inf, 0)
+            if rows.start < written:  # further keys of these rows
+                partial_softmax.merge(out[:, :, rows], lse[:, :, rows], tile_out, tile_lse)
+                continue
+            _leave_blank(out, lse, written, rows.start)
+            out[:, :, rows], lse[:, :, rows] = tile_out, tile_lse
+            written = rows.stop
+        _leave_blank(out, lse, written, q.shape[2])
+        written = q.shape[2]
     return out, lse[..., 0]
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
-    """Add to the gradients; that of the log-sum-exp is taken for 0."""
-    kernel, (q, k, v) = flash_kernel_backward(), _inputs(call)
+def _by_token(x: Float[Tensor, "B H N _"], width: int) -> Float[Tensor, "B H N {width}"]:
+    """An uninitialized tensor, token by token as the kernel writes: some of its rows are then consecutive numbers."""
+    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], width).transpose(1, 2)
+
+
+def _leave_blank(out: Float[Tensor, "B H N V"], lse: Float[Tensor, "B H N 1"], start: int, stop: int) -> None:
+    """The results of rows that see nothing."""
+    if start < stop:
+        out[:, :, start:stop], lse[:, :, start:stop] = 0, -torch.inf
+
+
+def backward(calls: Sequence[Call], out: Tensor, lse: Tensor, d_out: Tensor, gradients: Gradients) -> None:
+    """Add to the gradients, from the results of `forward`; that of the log-sum-exp is taken for 0."""
+    kernel = flash_kernel_backward()
     assert kernel is not None
-    assert call.mask is not None
-    sums = [_zeros_like(x) for x in (q, k, v)]
     d_out, out = contiguous_rows(d_out), contiguous_rows(out)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing has no weights
-    for rows, keys, mask in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_keys():
-        upstream, own_q, *saved = (x[:, :, rows] for x in (d_out, q, out, lse))
-        tile = upstream, own_q, k[:, :, keys], v[:, :, keys], *saved
-        found = kernel(*tile, 0.0, False, attn_mask=mask, scale=call.scale)
-        for into, part, own in zip(sums, (rows, keys, keys), found, strict=True):
-            into[:, :, part].add_(own)
-    for x, gradient in zip((call.q, call.k, call.v), sums, strict=True):
-        whole = gradient if gradient.shape == x.shape else gradient.unflatten(1, (-1, call.groups)).sum(dim=2)
+    sums: dict[int, tuple[Tensor, Tensor]] = {}  # of queries, keys and values that calls may share
+    for call in calls:
+        q, k, v = inputs = _inputs(call)
+        into = []
+        for x, own in zip((call.q, call.k, call.v), inputs, strict=True):
+            _, gradient = sums.setdefault(id(x), (x, _by_token(own, own.shape[3]).zero_()))
+            into.append(gradient)
+        assert call.mask is not None
+        for rows, keys, mask, _ in _KernelTiles(call.mask, q.shape[2], k.shape[2]).by_keys():
+            upstream, own_q, *saved = (x[:, :, rows] for x in (d_out, q, out, lse))
+            tile = upstream, own_q, k[:, :, keys], v[:, :, keys], *saved
+            found = kernel(*tile, 0.0, False, attn_mask=mask, scale=call.scale)
+            for gradient, part, own in zip(into, (rows, keys, keys), found, strict=True):
+                gradient[:, :, part].add_(own)
+    for x, gradient in sums.values():
+        whole = gradient if gradient.shape == x.shape else gradient.unflatten(1, (x.shape[1], -1)).sum(dim=2)
         gradients.add(x, whole)

@@ -41,3 +41,15 @@ def share(part: Float[Tensor, "*P n m"], total: Float[Tensor, "*Q n 1"]) -> Floa
     """The softmax weight of keys, from their scores or the log-sum-exp of some of them (`part`), and the log-sum-exp of
     all keys (`total`); 0 in a row that sees no key."""
     return torch.where(total == -torch.inf, 0, torch.exp(part - total))
+
+
+def merge(
+    out: Float[Tensor, "B H n V"],
+    lse: Float[Tensor, "B H n 1"],
+    more: Float[Tensor, "B H n V"],
+    more_lse: Float[Tensor, "B H n 1"],
+) -> None:
+    """Add further keys to the results of rows, in place."""
+    total = torch.logaddexp(lse, more_lse)
+    out.lerp_(more, share(more_lse, total))
+    lse.copy_(total)
