@@ -43,7 +43,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.streaming.plan import masks
 from relpos.engines.streaming.plan.chunks import Chunk, KeyGradient
-from relpos.engines.streaming.plan.columns import Columns, add_strided, column_coordinate, rows_and_columns
+from relpos.engines.streaming.plan.columns import Columns, add_strided, boxes, column_coordinate, rows_and_columns
 from relpos.engines.streaming.plan.tile_plan import TilePlan
 from relpos.engines.streaming.plan.tiles import Block, Tile
 from relpos.engines.streaming.terms.near import Near
@@ -90,7 +90,7 @@ class HankelPlan(TilePlan):
         self.column_length = self.query.sizes[0]
         self.tile_keys = max(self.key_columns, min(self.keys, keys) // self.key_columns * self.key_columns)
         one_column = whole_columns or self.mask is not None  # and prefix keys have a tile of their own
-        self.block_rows, self.block_columns = rows_and_columns(self.query, rows, one_column=one_column)
+        self.block_rows, self.box = rows_and_columns(self.query, rows, one_column=one_column)
         self.joined_prefix = 0 if one_column else self.key.prefix
         self.near = Near(call, self.query.start, apart)
         self.strided_keys = len(self.key.sizes) == 1 and self.key.prefix == 0 and not call.terms.of(LineVectors)
@@ -180,8 +180,7 @@ class HankelPlan(TilePlan):
         yield from self._prefix_blocks()
         if self.column_length == 0:
             return
-        for first_column in range(0, self.query_columns, self.block_columns):
-            columns = range(first_column, min(first_column + self.block_columns, self.query_columns))
+        for columns, box in boxes(self.query.sizes[1:], self.box):
             coordinates = [column_coordinate(self.query, column) for column in columns]
             for start, stop in self._row_ranges():
                 last_row = self.column_length - 1 - start
@@ -189,11 +188,11 @@ class HankelPlan(TilePlan):
                 descent = rows * self.query.strides[0]
                 yield Block(
                     queries=torch.cat([prefix + rows * self.query_columns + column for column in columns]),
-                    first_query=prefix + last_row * self.query_columns + first_column,
+                    first_query=prefix + last_row * self.query_columns + columns[0],
                     first_coordinate=coordinates[0] + last_row * self.query.strides[0],
                     coordinates=torch.cat([descent + coordinate for coordinate in coordinates]),
                     skew=self.key_columns,
-                    column_offsets=tuple(coordinate - coordinates[0] for coordinate in coordinates),
+                    box=box,
                 )
 
     def _prefix_blocks(self) -> Iterator[Block]:
@@ -320,7 +319,8 @@ class HankelPlan(TilePlan):
     def _columns(self, block: Block, tile: Tile) -> Columns:
         """Where the columns of a block read the reversed values."""
         sizes = (tile.window_length // self.key_columns, *self.key.sizes[1:])
-        return Columns(tile.window_start, block.column_offsets, sizes, self.key.strides)
+        box = block.box or (1,) * len(self.key.sizes[1:])
+        return Columns(tile.window_start, box, sizes, self.key.strides)
 
     def add_values(
         self, out: Float[Tensor, "g n V"], weights: Float[Tensor, "g n m"], chunk: Chunk, tile: Tile

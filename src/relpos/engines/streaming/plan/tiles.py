@@ -13,6 +13,7 @@ computed. Pairs marked "." inside a tile are computed and then masked (in practi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ class Block:
         first_coordinate: of `HankelPlan`: the line coordinate of the first row.
         coordinates: of `HankelPlan`: the line coordinate of each row.
         skew: of `HankelPlan`: how far the window moves from one row to the next; 0 in a prefix.
-        column_offsets: of `HankelPlan`: the line coordinate of each grid column's first row, minus `first_coordinate`.
+        box: of `HankelPlan`: how many columns of a grid along each of its axes but the first; empty in a prefix.
         tiles: the keys that its rows may see.
         head: the only head that the tiles belong to, or None for all heads.
     """
@@ -87,7 +88,7 @@ class Block:
     first_coordinate: int = 0
     coordinates: Int[Tensor, " n"] | None = None
     skew: int = 0
-    column_offsets: tuple[int, ...] = (0,)
+    box: tuple[int, ...] = ()
     tiles: Sequence[Tile] = ()
     head: int | None = None
 
@@ -106,7 +107,7 @@ class Block:
     @property
     def column_count(self) -> int:
         """The number of grid columns."""
-        return len(self.column_offsets)
+        return math.prod(self.box)
 
     @property
     def column_rows(self) -> int:
