@@ -206,6 +206,8 @@ CASES: dict[str, list[Row]] = {
     "ForgetGate": [
         (lambda: attention(x(), x(), x(), position=ForgetGate(4, 8), queries=Sequence(6)),
          "states= with ForgetGate; got none. Pass what the queries are projected from, [batch, tokens, width]."),
+        (lambda: attention(x(), x(), x(), position=ForgetGate(4, 8), queries=Sequence(6), states=zeros(3, 6, 8)),
+         "states of the 2 rows of q, or of 1; got ...(3, 6, 8).... Pass what q is projected from."),
         (lambda: attention(x(), x(), x(), position=QueryBias(zeros(4, 8)), states=zeros(2, 6, 8)),
          "states only with a mechanism; got terms or no position. Terms were made with theirs: leave out states=."),
         (lambda: attention(x(), x(), x(), states=zeros(2, 6, 8)),

@@ -169,7 +169,11 @@ def _resolve_terms(
         settle = getattr(position, "settle", None)
         if settle is not None:
             settle(q.device)
-        terms = make(queries, keys, states=states) if getattr(position, "needs_states", False) else make(queries, keys)
+        if getattr(position, "needs_states", False):
+            _require_rows(states, q)
+            terms = make(queries, keys, states=states)
+        else:
+            terms = make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
@@ -224,3 +228,10 @@ def check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:
         check_heads(mask.blocks.layout, "the mask's block layout", q)
     if mask.also is not None:
         check_mask(mask.also, q, k)
+
+
+def _require_rows(states: object, q: Tensor) -> None:
+    """Raise where states are of another batch; all else of them the mechanism checks."""
+    for one in states if isinstance(states, tuple) else (states,):
+        if isinstance(one, Tensor) and one.dim() == 3 and not broadcasts(one.shape[0], q.shape[0]):
+            fail(f"states of the {q.shape[0]} rows of q, or of 1", shape_of(one), "Pass what q is projected from.")
