@@ -175,6 +175,8 @@ def test_one_mechanism_for_all_layers_is_shared_by_name() -> None:
     one = T5Bias(4)
     refused(gpt2(), r"got one object twice\. Pass shared=True to share it", lambda site: one)
     assert relpos.replace_position(gpt2(), lambda site: one, shared=True).shared
+    gate = relpos.ForgetGate(4, 32)
+    refused(gpt2(), r"got one object twice\. Build a new one in each call: no", lambda site: gate, shared=True)
 
 
 def test_inside_inference_mode() -> None:

@@ -145,7 +145,11 @@ class LayerPositions(ModuleSequence):
         rest = [[part for part in parts if not needs_states(part)] for parts in (built[:period] if shared else built)]
         used = [id(part) for parts in (*own, *rest) for part in parts]
         if len(set(used)) != len(used):
-            fail("a separate mechanism for each layer", "one object twice", f"Pass {cls.sharing}=True to share it.")
+            of_states = [id(part) for parts in own for part in parts]
+            remedy = f"Pass {cls.sharing}=True to share it."
+            if len(set(of_states)) != len(of_states):
+                remedy = "Build a new one in each call: no layers share what is made from hidden states."
+            fail("a separate mechanism for each layer", "one object twice", remedy)
         later = (Sum(part for part in parts if acts_in_attention(part)) for parts in rest[1:])
         sums = [Sum(parts) if parts else None for parts in own]
         for one in sums:
