@@ -159,6 +159,7 @@ def _mask(
         ALL_MASK_ATTENTION_FUNCTIONS,
         bidirectional_mask_function,
         causal_mask_function,
+        prepare_padding_mask,
     )
 
     model_type = getattr(more.get("config"), "model_type", None)
@@ -168,7 +169,8 @@ def _mask(
     plain = plain and (attention_mask is None or attention_mask.dim() == 2)  # other shapes come from the caller
     at_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
     by_token = plain and (mask_function is bidirectional_mask_function or at_end)
-    valid = None if attention_mask is None or not by_token else attention_mask[:, kv_offset : kv_offset + kv_length]
+    whole = prepare_padding_mask(attention_mask, kv_length, kv_offset) if by_token else None  # it may have fewer tokens
+    valid = None if whole is None else whole[:, kv_offset : kv_offset + kv_length]
     if valid is not None and not torch.compiler.is_compiling() and bool(valid.all()):
         valid = None
     if by_token and model_type not in BOTH_FORMS:

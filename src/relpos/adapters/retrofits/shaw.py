@@ -107,7 +107,7 @@ class MaskedByKeys(Retrofitted):
         named = self.config._attn_implementation is not None  # a VITS encoder built alone: the library drops masks
         if (
             mask is not None
-            and mask.dim() == 2
+            and mask.shape == hidden_states.shape[:2]
             and named
             and not args
             and not weights_wanted
