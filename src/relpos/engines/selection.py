@@ -149,6 +149,9 @@ LINE_FORWARD, GRID_FORWARD = 2**18, 2**20
 """Pairs, for such biases where no gradient is wanted at all."""
 FIXED, WINDOW = 2**21, 2**20
 """Pairs, for a bias that learns nothing beside tensors that do, and for a window without a bias."""
+WIDER = 2**25
+"""Scores, for queries and keys that a rotation makes wider than values (PoPE): PyTorch's kernel has one width, and
+multiplies zeros beside values. From 2**24 on `streaming` gives each of two threads heads of its own."""
 PATTERN = 2**20
 """Pairs, under a mask that allows few of them."""
 DROPOUT = 2**18
@@ -246,6 +249,8 @@ def _border(call: Call) -> tuple[int | None, str]:
     if not kinds:
         if is_pattern(call.mask):
             return PATTERN, "a pattern"
+        if wide and (call.mask is None or call.mask.is_plain_causal) and _is_widened(call):
+            return -(-WIDER // batch), "queries and keys wider than values"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, "no bias"
         return WINDOW, "a window"
@@ -268,6 +273,12 @@ def _border(call: Call) -> tuple[int | None, str]:
     # by groups, a few heads at a time are dense
     many = not by_groups and batch * call.q.shape[2] * call.k.shape[2] >= MANY
     return (OF_MANY if many else border), what
+
+
+def _is_widened(call: Call) -> bool:
+    """Whether a rotation makes queries and keys wider than they are."""
+    rotation = call.terms.one(Rotation)
+    return rotation is not None and rotation.widens > 1
 
 
 def _adds_fixed_dense(call: Call) -> bool:

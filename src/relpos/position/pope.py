@@ -8,7 +8,8 @@ token is and where it is do not interfere. The learned phase is the offset at wh
 at 0 and is limited to -2 pi to 0, as published; beyond the limits it has no gradient.
 
 Queries and keys become twice as wide in attention (`core.Polar`), values do not; the scale stays 1 / sqrt(D). Caches
-hold keys as they were. Prefix tokens have angle 0, and a grid is read in raster order.
+hold keys as they were. Prefix tokens have angle 0, and a grid is read in raster order. A pair of tokens takes 3 D
+multiplications forward and 8 D backward, where RoPE takes 2 D and 5 D: 1.6 times the products of a step.
 
 Source: Gopalakrishnan et al. 2025 ("Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings"),
 and `PolarEmbedding` of x-transformers: its `learned_bias[h, 0]` is `phase[h]`. Not to be confused with RoPE, which
