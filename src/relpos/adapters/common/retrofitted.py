@@ -79,9 +79,6 @@ class Retrofitted(nn.Module):
     training_border: ClassVar[int] = 512
     """Number of tokens from which it is not slower in a training step."""
 
-    measured: ClassVar[bool] = True
-    """Whether the borders were timed on this class; if not, they are those of a class with the same position."""
-
     also_recorded: ClassVar[bool] = False
     """Whether the mixin's methods also run while a program is recorded: they call `takes`, or have no published
     version."""

@@ -38,7 +38,6 @@ class OfDistances(Retrofitted):
 
     border = 1024
     training_border = 1024
-    measured = False
 
     def serves(self, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor) -> bool:
         """Whether relpos may compute a call."""

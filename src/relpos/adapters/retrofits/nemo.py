@@ -24,7 +24,6 @@ class NeMoAttention(Retrofitted):
 
     border = 1024
     training_border = 1024
-    measured = False
 
     def forward(
         self,

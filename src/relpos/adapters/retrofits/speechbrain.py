@@ -45,7 +45,6 @@ class TransformerASR(Retrofitted):
 
     border = 1024
     training_border = 1024
-    measured = False
 
     def forward(self, src: Tensor, tgt: Tensor | None, *args: Any, **kwargs: Any) -> Any:
         """The published forward."""
@@ -63,7 +62,6 @@ class SeparatorBlock(Retrofitted):
 
     border = TransformerASR.border
     training_border = TransformerASR.training_border
-    measured = False
 
     def forward(self, x: Tensor) -> Any:
         """The published forward."""
@@ -76,7 +74,6 @@ class SpeechBrainAttention(Retrofitted):
 
     border = TransformerASR.border
     training_border = TransformerASR.training_border
-    measured = False
 
     def forward(
         self,
