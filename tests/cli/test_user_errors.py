@@ -53,6 +53,7 @@ COMPARE = [
     ("--better lower", r"expected better only with evaluate; got better='lower' alone\. Leave it out"),
     ("--set weight_decay=0.1", r"expected --set recipe\.KEY=VALUE; got --set weight_decay=0\.1\. Write for"),
     ("--set recipe.weigth_decay=1", r"a field of the recipe among .*; got 'weigth_decay'\. Did you mean 'weig"),
+    ("--data text --set recipe.window=[8,0]", r"expected window to be an integer of at least 1; got int 0"),
     ("--set recipe.depth=x", r"expected the recipe's depth to be an integer of at least 1; got str 'x'"),
     ("--lr=-1", r"argument --lr: expected a number of at least 0; got '-1'"),
     ("--lr fast", r"argument --lr: expected a number of at least 0; got 'fast'"),

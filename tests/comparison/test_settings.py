@@ -15,7 +15,7 @@ from relpos.data import find_task
 from relpos.position import presets
 from relpos.results import plain
 from relpos.results.typed import typed
-from relpos.train import ImageRecipe
+from relpos.train import ImageRecipe, TextRecipe
 from relpos_command.requests import CompareRequest
 
 
@@ -39,6 +39,19 @@ def test_a_change_of_the_recipe_holds_beside_options_that_were_left_out() -> Non
     assert make(recipe={"weight_decay": None}).changes == {}
     with pytest.raises(ValueError, match="expected seeds to be an integer of at least 1; got None"):
         make(seeds=None)
+
+
+def test_windows_of_layers() -> None:
+    """And without any the settings are those of folders from before there were windows."""
+    windows = replace(make(task=find_task("text"), recipe={"window": [32, None]}).recipe, depth=1)
+    assert isinstance(windows, TextRecipe)
+    assert (windows.window, windows.of_the_model()["window"]) == ((32, None), (32,))
+    assert make(task=find_task("text"), recipe={"window": 32}).to_json()["recipe"]["window"] == [32]
+    assert "window" not in make(task=find_task("text")).to_json()["recipe"]
+    with pytest.raises(ValueError, match="expected 1 to 4 windows for 4 layers; got 5"):
+        make(task=find_task("text"), recipe={"window": [8] * 5})
+    with pytest.raises(ValueError, match=r"a field of the recipe among .*; got 'window'"):
+        make(recipe={"window": [8]})
 
 
 def test_by_default_the_tasks_mechanisms_by_the_recipe() -> None:

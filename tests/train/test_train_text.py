@@ -54,7 +54,7 @@ def test_the_recipe_of_a_task(text: Text) -> None:
 def test_what_a_recipe_has_of_the_model_reaches_it(text: Text) -> None:
     asked = {"embed_dim": 24, "depth": 3, "num_heads": 6, "num_kv_heads": 2, "mlp_ratio": 3.0, "mlp": "gelu",
              "attention": "linear", "norm": "groupnorm", "qk_norm": "layernorm", "shared_position": False,
-             "position_init_std": 0.3}  # fmt: skip
+             "position_init_std": 0.3, "window": None}  # fmt: skip
     model = replace(TextRecipe(), **asked).build(text, "none")  # type: ignore[arg-type]
     assert {name: model.arguments[name] for name in asked} == asked
     assert {*asked, "global_pool", "class_token"} == OF_THE_MODEL

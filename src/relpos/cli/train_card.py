@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from relpos_command.visible import visible
@@ -53,7 +52,7 @@ def card_of_run(
         *([f"![Its position after training]({PICTURE})"] if drawn else []),
         f"## Data\n\n{task.title}: {task.description} {unit.capitalize()}: {sizes}.",
         f"## Figures\n\n{_figures(task, about, metric)}",
-        f"## Recipe\n\n{_table('field', asdict(recipe))}",
+        f"## Recipe\n\n{_table('field', recipe.to_json())}",
         f"## Run\n\n{_table('setting', {name: about[name] for name in about if not name.startswith('validation_')})}",
     ]
     return visible("\n\n".join(paragraphs) + "\n", keep="\n"), ({PICTURE: drawn} if drawn else {})

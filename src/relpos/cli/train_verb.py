@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -137,7 +137,7 @@ def _checkpointing(request: TrainRequest, training: TrainingRun, console: Consol
         "seed": request.seed,
         "precision": request.precision,
         "accumulate": request.accumulate,
-        **asdict(training.recipe),
+        **training.recipe.to_json(),
         **({"position from": sources} if (sources := sources_of((training.position,))) else {}),
     }
     about = {

@@ -8,8 +8,9 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from relpos.core.checks import fail, require_flag, require_int, require_name, require_number, shape_of
+from relpos.models.attention_choice import windows_of
 from relpos.results import RecipeRecord
-from relpos.train import Recipe
+from relpos.train import Recipe, TextRecipe
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -30,13 +31,19 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     if "steps" in changes:
         warmup = min(recipe.warmup_steps, max(1, changes["steps"] // 5))
         recipe = replace(recipe, warmup_steps=warmup)
-    return replace(recipe, **changes)
+    if changes.get("window") is not None:
+        window = changes["window"]
+        changes = {**changes, "window": tuple(window) if isinstance(window, list | tuple) else (window,)}
+    made = replace(recipe, **changes)
+    if isinstance(made, TextRecipe):
+        windows_of(made.window, made.attention, made.depth)
+    return made
 
 
 def _require_fit(name: str, value: Any, hint: Any) -> None:
     """Raise unless a value has the field's type; the model checks what names mean."""
     kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
+    if (value is None and NoneType in kinds) or name == "window":
         return
     if bool in kinds:
         require_flag(value, f"the recipe's {name}")

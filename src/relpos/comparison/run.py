@@ -89,7 +89,7 @@ def run(
         peak_memory_mib=peak,
         choice=None if settings.what == "position" else job.name,
         diverged=diverged,
-        settings={**settings.to_json(), "recipe": asdict(recipe), "position": position, "seed": job.seed},
+        settings={**settings.to_json(), "recipe": recipe.to_json(), "position": position, "seed": job.seed},
         environment=environment(settings.device),
     )
     if model is None:

@@ -208,7 +208,7 @@ class ComparisonSettings:
         """The settings for `results.json`."""
         lists = {"positions": list(self.positions), "choices": list(self.choices)}
         return results.SettingsRecord(
-            **{**asdict(self), **lists, "recipe": results.RecipeRecord(**asdict(self.recipe))}
+            **{**asdict(self), **lists, "recipe": results.RecipeRecord(**self.recipe.to_json())}
         )
 
     def to_json(self) -> dict[str, Any]:

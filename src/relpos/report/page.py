@@ -180,7 +180,7 @@ def _context(results: Results) -> dict[str, Any]:
 
 _OF_MODEL = (
     "embed_dim", "depth", "num_heads", "mlp_ratio", "shared_position", "position_init_std", "attention", "num_kv_heads",
-    "norm", "qk_norm", "global_pool", "class_token", "mlp",
+    "norm", "qk_norm", "global_pool", "class_token", "mlp", "window",
 )  # fmt: skip
 
 

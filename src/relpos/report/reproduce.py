@@ -146,6 +146,7 @@ def _model(run: _Printed) -> list[str]:
     names = _IMAGE_MODEL if task["kind"] == "images" else _TEXT_MODEL
     usual = _USUAL | {"norm": _USUAL_NORM[task["kind"]]}
     unusual = {name: recipe[name] for name, value in usual.items() if recipe[name] != value}
+    unusual |= {"window": window} if (window := recipe.get("window")) else {}
     return [
         f"model = relpos.{kind}(",
         f"    {_arguments(sizes)},",

@@ -38,6 +38,9 @@ class RecipeRecord:
     global_pool: Annotated[str | None, "for images: how tokens become one vector"] = None
     class_token: Annotated[bool | None, "for images: whether there is one"] = None
     mlp: Annotated[str | None, "for text: kind of MLP"] = None
+    window: Annotated[
+        list[int | None] | None, "for text: tokens that a token sees, a window for each layer in turn; null for all"
+    ] = None
 
 
 @dataclass(frozen=True)

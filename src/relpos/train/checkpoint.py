@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def save(
         **({"classes": list(task.classes)} if isinstance(task, ImageTask) else {}),
         "kind": task.kind,
         "position": position,
-        "recipe": asdict(recipe),
+        "recipe": recipe.to_json(),
         **about,
     }
     save_folder(model, folder, of_run, card=card, files=files)

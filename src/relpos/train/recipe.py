@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, cast
 
 from torch import nn
@@ -71,6 +71,12 @@ class Recipe(ABC):
         name = cast("OptimizerName", optimizer)
         rate, decay = self.rates[name]
         return replace(self, optimizer=name, learning_rate=rate, weight_decay=decay)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; a `window` only where there is one, so that folders from before there were any are continued."""
+        found = asdict(self)
+        window = found.pop("window", None)
+        return found if window is None else {**found, "window": list(window)}
 
     @staticmethod
     def of(task: Task) -> Recipe:
@@ -214,13 +220,15 @@ class TextRecipe(Recipe):
     mlp_ratio: float = 4.0
     norm: NormChoice = "rmsnorm"
     mlp: MlpChoice = "swiglu"
+    window: tuple[int | None, ...] | None = None
 
     @property
     def rates(self) -> Rates:
         return TEXT_RATES
 
     def of_the_model(self) -> dict[str, Any]:
-        return {**super().of_the_model(), "mlp": self.mlp}
+        window = self.window and self.window[: self.depth]  # costs are measured with fewer layers
+        return {**super().of_the_model(), "mlp": self.mlp, "window": window}
 
     def arguments(self, task: Task) -> dict[str, Any]:
         assert isinstance(task, Text)
