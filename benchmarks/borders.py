@@ -32,6 +32,7 @@ from relpos import (
 from relpos.bench.measure import interleaved, quartiles
 from relpos.bench.peers import Workload
 from relpos.engines import selection
+from relpos.patterns import longformer
 
 HEADS, WIDTH = 8, 64
 ENGINES = ("streaming", "sdpa")
@@ -91,8 +92,10 @@ BORDERS = {
     "grid_forward": Border(selection.GRID_FORWARD, on_grid, step=False),
     "fixed": Border(selection.FIXED, lambda n: on_grid(n, learned=False)),
     "wider": Border(selection.WIDER // HEADS, on_line(lambda n: PolarEmbedding(HEADS, WIDTH), mask="causal")),
-    "window": Border(selection.WINDOW, lambda n: {"mask": Mask(right=n // 8)}),
-    "pattern": Border(selection.PATTERN, lambda n: {"mask": Mask.window(64, 64)}),
+    "window": Border(selection.WINDOW, lambda n: on_grid(n, learned=False) | {"mask": Mask.window(64, 64)}),
+    "right": Border(selection.MASKED, lambda n: {"mask": Mask(right=n // 8)}),
+    "masked": Border(selection.MASKED, lambda n: {"mask": Mask.window(n // 2, 0)}),
+    "pattern": Border(selection.PATTERN, lambda n: {"mask": longformer(n, 65, [0])}),
     "dropout": Border(selection.DROPOUT, on_line(t5, dropout=0.1)),
     "of_many": Border(selection.OF_MANY, on_line(t5, mask="causal"), batch=256),
 }  # fmt: skip

@@ -148,12 +148,13 @@ FEW_VECTORS = 2**19
 LINE_FORWARD, GRID_FORWARD = 2**18, 2**20
 """Pairs, for such biases where no gradient is wanted at all."""
 FIXED, WINDOW = 2**21, 2**20
-"""Pairs, for a bias that learns nothing beside tensors that do, and for a window without a bias."""
+"""Pairs, for a bias that learns nothing beside tensors that do: without a mask, and under one on a grid."""
 WIDER = 2**25
 """Scores, for queries and keys that a rotation makes wider than values (PoPE): PyTorch's kernel has one width, and
 multiplies zeros beside values. From 2**24 on `streaming` gives each of two threads heads of its own."""
-PATTERN = 2**20
-"""Pairs, under a mask that allows few of them."""
+MASKED, PATTERN = 2**18, 2**20
+"""Pairs, under a mask that allows few of them: where PyTorch's kernel computes its tiles
+(`streaming.cpu.masked_kernel`), and else."""
 DROPOUT = 2**18
 """Pairs from which dropout by a counter is faster than a draw of PyTorch's generator for each score."""
 ROTATIONS = 2**17
@@ -248,12 +249,12 @@ def _border(call: Call) -> tuple[int | None, str]:
         return DROPOUT, "dropout"
     if not kinds:
         if is_pattern(call.mask):
-            return PATTERN, "a pattern"
+            return (MASKED if _in_tiles(call) else PATTERN), "a pattern"
         if wide and (call.mask is None or call.mask.is_plain_causal) and _is_widened(call):
             return -(-WIDER // batch), "queries and keys wider than values"
         if call.mask is None or call.mask.is_plain_causal or not call.mask.is_interval:
             return None, "no bias"
-        return WINDOW, "a window"
+        return (MASKED if _in_tiles(call) else WINDOW), "a window"
     if wide and call.groups == 1 and not is_pattern(call.mask) and few_vectors.serves(call):
         return FEW_VECTORS, "vectors on queries or keys"
     if any(term.side == "key" for term in vectors):
@@ -273,6 +274,15 @@ def _border(call: Call) -> tuple[int | None, str]:
     # by groups, a few heads at a time are dense
     many = not by_groups and batch * call.q.shape[2] * call.k.shape[2] >= MANY
     return (OF_MANY if many else border), what
+
+
+def _in_tiles(call: Call) -> bool:
+    """Whether PyTorch's kernel computes the tiles of a mask, once the rotation is applied."""
+    mask = call.mask
+    if mask is None or mask.allowed is not None or mask.blocks is not None or mask.has_globals:
+        return False
+    same_width = call.q.shape[3] == call.v.shape[3] and not _is_widened(call)
+    return same_width and call.q.dtype is torch.float32 and call.terms.one(Sinks) is None
 
 
 def _is_widened(call: Call) -> bool:
