@@ -31,7 +31,7 @@ from relpos.position import Site, Sum
 from relpos.position.base.device import settle
 from relpos.position.base.mechanism import AS_IS, Mechanism
 from relpos.position.base.states import needs_states, remembers, terms_of
-from relpos.position.base.wrapped import acts_on_tokens
+from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens
 
 CHILD = "positions"
 """Name of the mechanisms in the module that holds a stack."""
@@ -347,10 +347,10 @@ class Repositioned(Retrofitted):
         valid = whole_valid(shared, k, mask)
         if valid is not None and states is not None:
             fail("no padding beside a position made from hidden states", "padded tokens", "Pack texts without padding.")
-        tokens = q.shape[2] * shared.size
+        tokens, position = q.shape[2] * shared.size, self.layer_position.mechanism
         return shared.attend(
             heads,
-            position=self.layer_position.mechanism,
+            position=position if acts_in_attention(position) else None,
             terms=None,
             coordinates=Sequence(tokens),
             mask=whole_mask(valid, tokens, causal),
