@@ -110,7 +110,7 @@ of other than N tokens."""
 def test_a_mask_of_the_callers_is_what_the_published_model_makes_of_it(
     name: str, implementation: str, argument: str, count: int
 ) -> None:
-    """The same numbers, or an error: of the same kind, or ours, which says what was expected."""
+    """The same numbers, or the same kind of error; for a mask of too few tokens it may be ours, which says so."""
     published, own, inputs = _pair(name, implementation)
     batch = next(iter(inputs.values())).shape[0]
     second = torch.arange(count) >= count // 2
@@ -120,7 +120,7 @@ def test_a_mask_of_the_callers_is_what_the_published_model_makes_of_it(
         try:
             wanted = published(**call)[0]
         except Exception as error:
-            with pytest.raises((type(error), ValueError)):
+            with pytest.raises((type(error), ValueError) if kind.startswith("too few") else type(error)):
                 own(**call)
             continue
         torch.testing.assert_close(

@@ -58,6 +58,7 @@ def test_what_a_recipe_has_of_the_model_reaches_it(text: Text) -> None:
     model = replace(TextRecipe(), **asked).build(text, "none")  # type: ignore[arg-type]
     assert {name: model.arguments[name] for name in asked} == asked
     assert {*asked, "global_pool", "class_token"} == OF_THE_MODEL
+    assert replace(TextRecipe(), window=(8, None)).build(text, "none").windows == [8, None, 8, None]
 
 
 def test_training_repeats_bit_for_bit(text: Text) -> None:

@@ -159,10 +159,7 @@ def _resolve_terms(
             fail(
                 wanted, "none", "Give the coordinates of the tokens, e.g. queries=Sequence(n) or Grid(h, w, prefix=1)."
             )
-        # A mechanism made elsewhere may not say whether it acts in attention.
-        if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
-            remedy = "Call its embed() on the tokens before they are projected."
-            fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
+        require_in_attention(position)
         require_queries_and_keys(queries, keys)
         if queries.count != q.shape[2] or (queries if keys is None else keys).count != k.shape[2]:
             _fail_to_count(queries, keys, q, k, v)
@@ -203,6 +200,13 @@ def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k:
         name, coordinates, count = "keys", queries if keys is None else keys, k.shape[2]
     remedy = "Coordinates include the prefix; if keys differ from queries, pass keys=."
     fail(f"{name} coordinates for {count} tokens", f"{coordinates!r} with {coordinates.count}", remedy)
+
+
+def require_in_attention(position: object) -> None:
+    """Raise for a mechanism that acts on tokens alone. One made elsewhere may not say where it acts."""
+    if getattr(position, "acts_on_tokens", False) and not getattr(position, "acts_in_attention", True):
+        remedy = "Call its embed() on the tokens before they are projected."
+        fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
 
 
 def check_mask(mask: Mask, q: Tensor, k: Tensor) -> None:

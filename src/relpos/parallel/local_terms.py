@@ -16,13 +16,13 @@ from torch import Tensor
 
 from relpos.core import Coordinates, Grid, Sequence, Term, Terms, require_coordinates
 from relpos.core.checks import fail, require_tensor, shape_of, without_autocast
-from relpos.engines.arguments import Position
+from relpos.engines.arguments import Position, require_in_attention
 from relpos.parallel.exchange import Shares, gather_tokens
 from relpos.parallel.layout import Stretch, local_slices
 from relpos.parallel.ranks import Ranks
 from relpos.position import Mechanism, RandomizedPositions
 from relpos.position.base.states import needs_states, remembers, terms_of
-from relpos.position.base.wrapped import acts_in_attention, acts_on_tokens, is_mechanism, parts_of
+from relpos.position.base.wrapped import is_mechanism, parts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,7 @@ def check_position(
         return
     if not is_mechanism(position):
         fail("position to be terms or a mechanism", shape_of(position), "Build the mechanism first.")
-    if acts_on_tokens(cast(Mechanism, position)) and not acts_in_attention(cast(Mechanism, position)):
-        remedy = "Call its embed() on the tokens before they are projected."
-        fail("a mechanism that acts in attention", f"{type(position).__name__}, which acts on tokens", remedy)
+    require_in_attention(position)
     if queries is None:
         fail("queries= beside a mechanism", "none", "Pass the coordinates of all tokens: relpos.Sequence(length).")
     require_coordinates(queries, "queries")
