@@ -126,10 +126,12 @@ def main() -> None:
     )
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    from relpos.engines.triton import kernels
+    from relpos.engines.triton import kernels, table_kernels
 
-    for name in ("forward", "backward_rows", "backward_queries", "backward_keys", "backward_pairs", "sum_of_pairs"):
+    for name in ("forward", "backward_rows", "backward_queries", "backward_keys"):
         setattr(kernels, name, Idle())
+    for name in ("backward_pairs", "sum_of_pairs"):
+        setattr(table_kernels, name, Idle())
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
     forms = works()
 

@@ -34,6 +34,7 @@ launch = importlib.import_module("relpos.engines.triton.launch")
 passes = importlib.import_module("relpos.engines.triton.passes")
 rotation = importlib.import_module("relpos.engines.triton.rotation")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
+table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
 _TYPES = {
@@ -114,24 +115,28 @@ def spills(binary: bytes) -> str:
     return "registers unknown" if found is None else f"{found[1]} registers, {found[2]} bytes of stack"
 
 
-KERNELS = (
-    "forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "sum_of_pairs",
-)  # fmt: skip
+KERNELS = {
+    kernels: ("forward", "backward_rows", "backward_keys", "backward_queries"),
+    table_kernels: ("backward_table", "backward_pairs", "sum_of_pairs"),
+}
+"""By the module that has them."""
 
 
 def run(label: str, call: Call, arch: int) -> int:
     """Forward and backward of a call, compiled; the number that failed."""
-    recorders = [Recorder(getattr(kernels, name), label, arch) for name in KERNELS]
-    for recorder in recorders:
-        setattr(kernels, recorder.kernel.__name__, recorder)
+    recorders = []
+    for module, names in KERNELS.items():
+        for name in names:
+            recorders.append((module, Recorder(getattr(module, name), label, arch)))
+            setattr(module, name, recorders[-1][1])
     launch.shared_memory = lambda device: ROOM[arch] * 1024
     out, lse = passes.forward(call)
     learned = [term.values for term in call.terms.of(LineBias)] + [term.factor for term in call.terms.of(QueryScale)]
     gradients = Gradients([call.q, call.k, call.v, *learned])
     passes.backward(call, out, lse, torch.zeros_like(out), torch.zeros_like(lse), gradients)
-    for recorder in recorders:
-        setattr(kernels, recorder.kernel.__name__, recorder.kernel)
-    return sum(recorder.failed for recorder in recorders)
+    for module, recorder in recorders:
+        setattr(module, recorder.kernel.__name__, recorder.kernel)
+    return sum(recorder.failed for _, recorder in recorders)
 
 
 def calls(everything: bool) -> Any:

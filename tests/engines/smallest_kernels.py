@@ -19,20 +19,22 @@ import relpos
 from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNELS = (
-    "forward", "backward_rows", "backward_keys", "backward_queries", "backward_table", "backward_pairs", "sum_of_pairs",
-    "turn",
-)  # fmt: skip
 limits = importlib.import_module("relpos.engines.triton.limits")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
+table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
+KERNELS = {
+    kernels: ("forward", "backward_rows", "backward_keys", "backward_queries", "turn"),
+    table_kernels: ("backward_table", "backward_pairs", "sum_of_pairs"),
+}
+"""By the module that has them."""
 
 
 class Counted:
     """A kernel, and how often it was launched."""
 
-    def __init__(self, name: str) -> None:
-        self.kernel, self.launches = getattr(kernels, name), 0
-        setattr(kernels, name, self)
+    def __init__(self, module: Any, name: str) -> None:
+        self.kernel, self.launches = getattr(module, name), 0
+        setattr(module, name, self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         self.launches += 1
@@ -54,7 +56,7 @@ def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
 
 def main() -> int:
     torch.manual_seed(0)
-    counted = {name: Counted(name) for name in KERNELS}
+    counted = {name: Counted(module, name) for module, names in KERNELS.items() for name in names}
     wide = torch.bfloat16 if "--half" in sys.argv else torch.float32
     for few, dtype in dict.fromkeys([(0, wide), (0, torch.bfloat16), (256, wide)]):
         limits.FEW = few

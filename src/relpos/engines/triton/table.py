@@ -18,7 +18,7 @@ from relpos.core import LineBias, Lines, cached
 from relpos.core.line import Ramp
 from relpos.core.random import kept_pairs
 from relpos.engines.call import Call
-from relpos.engines.triton import kernels, tiles
+from relpos.engines.triton import table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.launch import Launches
 from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
@@ -84,12 +84,12 @@ def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
     share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
     tile = {"EDGE": edge, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (across, launches.heads, cdiv(launches.batch, share))
-    return Kernel(kernels.backward_pairs, grid, {**launches.constants, **tile}), share
+    return Kernel(table_kernels.backward_pairs, grid, {**launches.constants, **tile}), share
 
 
 def _sum_kernel(launches: Launches, length: int) -> Kernel:
     constants = {"ENTRIES": _ENTRIES, "ACROSS": _ACROSS, "SUM": launches.constants["SUM"]}
-    return Kernel(kernels.sum_of_pairs, (cdiv(length, _ENTRIES), launches.heads), constants)
+    return Kernel(table_kernels.sum_of_pairs, (cdiv(length, _ENTRIES), launches.heads), constants)
 
 
 def _order(lines: Lines) -> tuple[Int[Tensor, " I"], Int[Tensor, " L"]]:
@@ -139,7 +139,7 @@ def _table_kernel(launches: Launches, queries: tiles.Cells, keys: tiles.Cells, s
     tests = launches.tests(queries.inner % edge == 0 and keys.inner % edge == 0)
     tile = {"EDGE": edge, "EVEN": even, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (math.prod(spans), launches.heads)
-    return Kernel(kernels.backward_table, grid, {**launches.constants, **tile, **tests})
+    return Kernel(table_kernels.backward_table, grid, {**launches.constants, **tile, **tests})
 
 
 def _of_prefix(
