@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from relpos.engines.triton.limits import interpreting
+from relpos.engines.triton.reads import read, read_lattice
 
 NEGATIVE = tl.constexpr(-float("inf"))
-DIRECT = tl.constexpr(torch.version.hip is None and not interpreting())
-"""Whether a bias can be read by an NVIDIA instruction."""
 
 
 class QKV(NamedTuple):
@@ -208,47 +205,13 @@ def kept_pairs(dropout, batch, head, qi, kj):
 
 
 @triton.jit
-def _read(where):
-    """Numbers from any addresses, loaded in the layout of their consumer.
-
-    Triton gives a load a layout for neighbouring addresses, and converts it to the product's through shared memory. Its
-    passes take inline assembly for arithmetic, which gets the layout of its consumer.
-    """
-    if DIRECT and where.dtype.element_ty == tl.float32:
-        return tl.inline_asm_elementwise(
-            "ld.global.nc.f32 $0, [$1];", "=f,l", [where.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return tl.load(where)
-
-
-@triton.jit
-def _read_lattice(at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIGN: tl.constexpr):
-    """Numbers of a table, in row r and column c the one at SIGN * (r - c).
-
-    A thread's numbers have constant distances, so it needs one address and constant offsets in its loads. The compiler
-    sees that only if columns are written as 8 a + b and the part without a is hidden from it. Otherwise it moves all
-    sums of addresses out of the loop and keeps them, in 64 of a thread's 255 registers.
-    """
-    if DIRECT and at.dtype.element_ty == tl.float32:
-        row, column = tl.arange(0, ROWS).to(tl.int64), tl.arange(0, 8).to(tl.int64)
-        near = at.to(tl.int64) + (4 * SIGN) * (row[:, None] - column[None, :])
-        near = tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [near], dtype=tl.int64, is_pure=True, pack=1)
-        far = (32 * SIGN) * tl.arange(0, COLUMNS // 8).to(tl.int64)
-        where = tl.reshape(near[:, None, :] - far[None, :, None], [ROWS, COLUMNS])
-        return _read(where.to(at.dtype))
-    else:
-        return tl.load(at + SIGN * (tl.arange(0, ROWS)[:, None] - tl.arange(0, COLUMNS)[None, :]))
-
-
-@triton.jit
 def bias_of(qi, kj, batch, head, size, bias):
     """The bias of any pairs, one load per pair."""
     row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
     if bias.query is not None:
         row = tl.load(bias.query + batch * bias.query_b + row)
         column = tl.load(bias.key + batch * bias.key_b + column)
-    return _read(bias.table + head.to(tl.int64) * bias.table_h + bias.origin + (row - column))
+    return read(bias.table + head.to(tl.int64) * bias.table_h + bias.origin + (row - column))
 
 
 @triton.jit
@@ -289,7 +252,7 @@ def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECI
         tile_bias = bias_of(qi, kj, batch, head, size, bias)
         return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
     else:
-        tile_bias = _read_lattice(at, a.shape[0], b.shape[1], SIGN)
+        tile_bias = read_lattice(at, a.shape[0], b.shape[1], SIGN)
         return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
 
 
