@@ -130,7 +130,7 @@ def main() -> None:
 
     for name in ("forward", "backward_rows", "backward_queries", "backward_keys"):
         setattr(kernels, name, Idle())
-    for name in ("backward_pairs", "sum_of_pairs"):
+    for name in ("padded", "backward_pairs", "sum_of_pairs"):
         setattr(table_kernels, name, Idle())
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
     forms = works()

@@ -117,7 +117,7 @@ def spills(binary: bytes) -> str:
 
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries"),
-    table_kernels: ("backward_table", "backward_pairs", "sum_of_pairs"),
+    table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
 }
 """By the module that has them."""
 

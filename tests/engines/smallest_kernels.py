@@ -24,7 +24,7 @@ kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries", "turn"),
-    table_kernels: ("backward_table", "backward_pairs", "sum_of_pairs"),
+    table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
 }
 """By the module that has them."""
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from relpos.core import LineBias, Lines, QueryScale, Sinks, cached
 from relpos.engines.call import Call
-from relpos.engines.triton import spans, tiles
-from relpos.engines.triton.limits import HOPPERS, interpreting, power_of_2, shared_memory
+from relpos.engines.triton import spans, table_kernels, tiles
+from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.limits import HOPPERS, cdiv, interpreting, power_of_2, shared_memory
 
 T = TypeVar("T")
 
@@ -75,20 +76,23 @@ class Launches:
         if line is None:
             return _NO_BIAS
         lines, values = line.lines, line.values
-        # A tile reaches one beyond the table; compilers that read ahead of the loop (for Blackwell) reach two more.
-        pad = 3 * spans.COARSE
         rows, length = values.shape
-        table = values.new_zeros((rows, length + 2 * pad), dtype=self.wide)
-        wide = values if values.dtype == self.wide else values.to(self.wide)
-        torch.div(wide, self.scale, out=table.narrow(1, pad, length))
-        head = 0 if rows == 1 else length + 2 * pad
+        table = torch.empty((rows, length + 2 * _PAD), dtype=self.wide, device=self.device)
+        self.once("padded", lambda: self._padded(rows, length))(
+            table, values, *values.stride(), length, varying=values.data_ptr() % 16
+        )
+        head = 0 if rows == 1 else length + 2 * _PAD
         scale = self.factor(call)
         factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
         if self.starts is not None:
-            return tiles.Bias(table, head, None, 0, None, 0, pad + lines.origin + self.starts, *factor)
+            return tiles.Bias(table, head, None, 0, None, 0, _PAD + lines.origin + self.starts, *factor)
         query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, *factor)
+        return tiles.Bias(table, head, query, query_b, key, key_b, _PAD + lines.origin, *factor)
+
+    def _padded(self, rows: int, length: int) -> Kernel:
+        constants = {"PAD": _PAD, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
+        return Kernel(table_kernels.padded, (cdiv(length + 2 * _PAD, _ENTRIES), rows), constants)
 
     def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
         """The mask of a call, and the spans of queries and of keys."""
@@ -160,6 +164,11 @@ class _Reader:
 
 
 _CLASSES = (64, 128, 256)
+_PAD = 3 * spans.COARSE
+"""Zeros on both sides of a table. A tile reaches one beyond it; compilers that read ahead of the loop (for Blackwell)
+reach two more."""
+_ENTRIES = 1024
+"""Numbers of a table that a program of `padded` writes."""
 _NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0, None, 0, 0)
 _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)

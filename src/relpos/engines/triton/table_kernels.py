@@ -1,4 +1,5 @@
-"""The kernels of a line bias's gradient: of few tokens pair by pair, of many by differences of cells.
+"""The kernels of a line bias: its table as others read it; its gradient, of few tokens pair by pair, of many by
+differences of cells.
 
 Sums are in dtype SUM, without atomics and in a fixed order, as in `kernels`.
 """
@@ -9,6 +10,21 @@ import triton
 import triton.language as tl
 
 from relpos.engines.triton.tiles import bias_of, dot, dot_onto, exp, kept_pairs, rows, scaled, sums_of_rows, tested
+
+
+@triton.jit
+def padded(
+    out, values, values_h, values_l, length,
+    PAD: tl.constexpr, ENTRIES: tl.constexpr, SCALE: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """ENTRIES numbers of one head's row: its values divided by the scale, between PAD zeros on both sides."""
+    at, head = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES), tl.program_id(1).to(tl.int64)
+    entry = at - PAD
+    inside = (entry >= 0) & (entry < length)
+    read = tl.load(values + head * values_h + entry.to(tl.int64) * values_l, mask=inside, other=0.0).to(SUM)
+    scale = tl.full([ENTRIES], SCALE, SUM)
+    row = length + 2 * PAD
+    tl.store(out + head * row + at, read / scale if read.dtype == tl.float64 else tl.div_rn(read, scale), mask=at < row)
 
 
 @triton.jit
