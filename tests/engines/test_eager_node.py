@@ -171,3 +171,19 @@ def test_a_mask_and_lines_made_in_inference_mode_are_trained_under() -> None:
         output = attention(*leaves[:3], position=LineBias(leaves[3], line), mask=mask, backend="streaming")
         found.append(with_gradients(output, leaves))
     assert_same(*found)
+
+
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_whichever_result_a_loss_is_made_of(backend: str) -> None:
+    """Autograd hands the node no gradient of the other; calls of one structure in turn, the seldom one first."""
+    leaves, weights = made(), (torch.randn(2, HEADS, N, WIDTH), torch.randn(2, HEADS, N))
+    for mask in (PACKED, None):
+        for used in ((1,), (0,), (0, 1), (0,)):
+            gradients = []
+            for engine in (backend, "reference"):
+                terms = relpos.Terms(LineBias(leaves[3], LINE))
+                results = attention(*leaves[:3], position=terms, mask=mask, backend=engine, return_lse=True)
+                loss = sum((results[at] * weights[at]).sum() for at in used)
+                assert isinstance(loss, Tensor)
+                gradients.append(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+            torch.testing.assert_close(*gradients)

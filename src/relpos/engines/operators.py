@@ -81,8 +81,9 @@ def _is_dense(x: Tensor) -> bool:
 
 RunForward = Callable[[Call], tuple[Tensor, Tensor]]
 """Output and log-sum-exp of a call."""
-RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor, Gradients], None]
-"""Takes a call, its output and log-sum-exp and their gradients, and adds to the gradients that are wanted."""
+RunBackward = Callable[[Call, Tensor, Tensor, Tensor, Tensor | None, Gradients], None]
+"""Takes a call, its output and log-sum-exp and their gradients, and adds to the gradients that are wanted. The
+gradient of the log-sum-exp is None where nothing was made of it, as in most calls."""
 
 
 def joined(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -174,18 +175,20 @@ class _Node(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         out, lse = forward(call)
+        ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
         ctx.run_backward, ctx.form, ctx.lines = run_backward, form, form.lines(call)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
+        d_out = torch.zeros_like(out) if d_out is None else d_out
         needs_gradient = ctx.needs_input_grad[_LEADING:]
         needed = [index for index, wanted in enumerate(needs_gradient) if wanted]
         call = ctx.form.call(tensors, ctx.lines)
-        found = iter(ctx.run_backward(call, tensors, (out, lse, *upstream), needed))
+        found = iter(ctx.run_backward(call, tensors, (out, lse, d_out, d_lse), needed))
         return *(None,) * _LEADING, *(next(found) if wanted else None for wanted in needs_gradient)
 
 
@@ -245,9 +248,11 @@ class Operator:
         return out, lse
 
     def _step_back(
-        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Sequence[Tensor], needed: list[int]
+        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: list[int]
     ) -> list[Tensor]:
-        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *saved)):  # create_graph, compiled autograd
+        *results, d_lse = saved
+        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *results)):  # create_graph, compiled autograd
+            saved = *results, torch.zeros_like(results[1]) if d_lse is None else d_lse
             packed, *others = pack(call)
             indices = [next(at for at, x in enumerate(packed) if x is tensors[index]) for index in needed]
             found: list[Tensor] = self._attend_backward(packed, *others, *saved, indices)
@@ -255,10 +260,14 @@ class Operator:
         return _gradients(backward, tensors, call, saved, needed)
 
 
+Saved = Sequence[Any]
+"""The output, the log-sum-exp and their gradients; the last may be None."""
+
+
 def _gradients(
-    backward: RunBackward, tensors: list[Tensor], call: Call, saved: Sequence[Tensor], needed: list[int]
+    backward: RunBackward, tensors: list[Tensor], call: Call, saved: Saved, needed: list[int]
 ) -> list[Tensor]:
-    """The gradients of the tensors at `needed` indices. `saved`: the output, the log-sum-exp and their gradients."""
+    """The gradients of the tensors at `needed` indices."""
     out, lse, d_out, d_lse = saved
     gradients = Gradients([tensors[index] for index in needed])
     with without_autocast(out.device):

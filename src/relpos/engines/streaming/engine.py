@@ -74,7 +74,7 @@ def _by_flash_kernel(call: Call) -> bool:
 
 
 def _backward(
-    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients, shard: bool = False
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients, shard: bool = False
 ) -> None:
     groups = by_segments(call)
     if groups is None:
@@ -82,7 +82,8 @@ def _backward(
         return
     for group in groups:
         group_gradients = Gradients([part for x, part, _ in group.links if gradients.wants(x)])
-        out_g, lse_g, d_out_g, d_lse_g = (group.take(x) for x in (out, lse, d_out, d_lse))
+        out_g, lse_g, d_out_g = (group.take(x) for x in (out, lse, d_out))
+        d_lse_g = None if d_lse is None else group.take(d_lse)
         _backward_whole(group.call, out_g, lse_g, d_out_g, d_lse_g, group_gradients, shard=shard)
         for x, part, add in group.links:
             gradient = group_gradients.of(part)
@@ -95,19 +96,24 @@ def _flash_kernel(call: Call) -> tuple[RunForward, RunBackward]:
 
 
 def _backward_whole(
-    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients,
     natural: bool | None = None, shard: bool = False,
 ) -> None:  # fmt: skip
     """The backward without groups. `natural`: whether a flash kernel computed the forward; scores are then in base e,
     as its log-sum-exp is. None: find out."""
     masked = masked_kernel.supports(call)
-    if masked and not d_lse.any():  # the kernel takes no gradient of the log-sum-exp
+    if masked and _is_zero(d_lse):  # the kernel takes no gradient of the log-sum-exp
         masked_kernel.backward([call], out, lse, d_out, gradients)
         return
     natural = (masked or cpu_kernel.supports(call)) if natural is None else natural
     plan = make_plan(call, backward=True, natural=natural)
     kernel = flash_kernel_backward() if natural and not call.return_lse and call.terms.of(LineVectors) else None
+    d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
     Backward(call, plan, out, lse, d_out, d_lse, gradients, kernel, shard).run()
+
+
+def _is_zero(gradient: Tensor | None) -> bool:
+    return gradient is None or not gradient.any()
 
 
 _each_forward, _each_backward = of_each(_forward), back_of_each(_backward)
@@ -117,8 +123,10 @@ def _forward_of_all(call: Call) -> tuple[Tensor, Tensor]:
     return masked_kernel.forward(*call.each()) if _all_by_masked_kernel(call) else _each_forward(call)
 
 
-def _backward_of_all(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
-    if _all_by_masked_kernel(call) and not d_lse.any():
+def _backward_of_all(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients
+) -> None:
+    if _all_by_masked_kernel(call) and _is_zero(d_lse):
         masked_kernel.backward(call.each(), out, lse, d_out, gradients)
     else:
         _each_backward(call, out, lse, d_out, d_lse, gradients)

@@ -35,7 +35,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
         return passes.forward(call)
 
 
-def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients) -> None:
+def _backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients) -> None:
     from relpos.engines.triton import passes
 
     with torch.cuda.device_of(call.q):

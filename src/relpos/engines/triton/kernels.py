@@ -100,7 +100,7 @@ def backward_rows(
     delta, shift, out, up, lse, d_lse, size,
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """The delta of ROWS queries of one head, <output, its gradient> - d_lse, and their shift."""
+    """The delta of ROWS queries of one head, <output, its gradient> - d_lse (or 0), and their shift."""
     start, number = _tile_of_program(up.count, ROWS)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
@@ -109,7 +109,8 @@ def backward_rows(
     qi = start + tl.arange(0, ROWS)
     read, written = batch_head * size.n + qi, batch_head * up.count + qi
     row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1)
-    row_delta -= tl.load(d_lse + read, mask=qi < size.n, other=0.0)
+    if d_lse is not None:
+        row_delta -= tl.load(d_lse + read, mask=qi < size.n, other=0.0)
     sums = tl.load(lse + read, mask=qi < size.n, other=0.0)
     tl.store(delta + written, row_delta, mask=qi < up.count)
     tl.store(shift + written, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=qi < up.count)

@@ -41,13 +41,13 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, gradients: Gradients,
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients,
     launches: Launches | None = None,
 ) -> None:  # fmt: skip
     """Add to the gradients that are wanted."""
     launches = Launches(call) if launches is None else launches
     d_out = readable(d_out)
-    out, lse, d_lse = out.contiguous(), lse.contiguous(), d_lse.contiguous()
+    out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
     count = (cdiv(launches.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
     shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
@@ -55,7 +55,8 @@ def backward(
     dropout = launches.dropout(call)
     rows = up, launches.qkv(call), launches.size, launches.bias(call), allowed
     given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
-    varying = launches.once("given back", lambda: Alignment(*given))(*given), up[1:4]
+    kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
+    varying = kind, launches.once(kind, lambda: Alignment(*given))(*given), up[1:4]
     launches.once("rows", lambda: _rows(launches, count))(
         up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
     )
