@@ -36,24 +36,20 @@ class Gradients:
         self.sums: list[Tensor | None] = [None] * len(tensors)
         self._indices = {id(x): index for index, x in enumerate(tensors)}
 
-    def _index(self, x: Tensor | None) -> int | None:
-        return self._indices.get(id(x))
-
     def wants(self, x: Tensor | None) -> bool:
         """Whether a tensor is among them."""
-        return self._index(x) is not None
+        return id(x) in self._indices
 
     def add(self, x: Tensor | None, gradient: Tensor | None) -> None:
         """Add to the gradient of a tensor, which may occur in several parts of a call, if its gradient is wanted."""
-        index = self._index(x)
+        index = self._indices.get(id(x))
         if index is not None and gradient is not None:
             known = self.sums[index]
             self.sums[index] = gradient if known is None else known + gradient
 
     def buffer(self, x: Tensor) -> Tensor:
         """The buffer to add to in place: zeros at first, in float32 or wider."""
-        index = self._index(x)
-        assert index is not None
+        index = self._indices[id(x)]
         known = self.sums[index]
         if known is None:
             known = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
@@ -62,15 +58,18 @@ class Gradients:
 
     def of(self, x: Tensor) -> Tensor | None:
         """The gradient of a tensor so far; None means zeros."""
-        index = self._index(x)
+        index = self._indices.get(id(x))
         return None if index is None else self.sums[index]
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
-        found = (torch.zeros_like(x) if sums is None else sums for x, sums in zip(self.tensors, self.sums, strict=True))
         return [
-            gradient if gradient.dtype is x.dtype and _is_dense(gradient) else gradient.to(x.dtype).contiguous()
-            for gradient, x in zip(found, self.tensors, strict=True)
+            torch.zeros_like(x).contiguous()
+            if gradient is None
+            else gradient
+            if gradient.dtype is x.dtype and _is_dense(gradient)
+            else gradient.to(x.dtype).contiguous()
+            for gradient, x in zip(self.sums, self.tensors, strict=True)
         ]
 
 
@@ -120,6 +119,9 @@ def back_of_each(*backwards: RunBackward) -> RunBackward:
     """The backward of a call with `others`: that of each, from the results of all."""
 
     def backward(call: Call, *results: Any) -> None:
+        if not call.others:
+            backwards[0](call, *results)
+            return
         calls = call.each()
         for run, one in zip(_for_all(backwards, calls), calls, strict=True):
             run(one, *results)
@@ -158,6 +160,11 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+Saved = Sequence[Any]
+"""The output, the log-sum-exp and their gradients; the last may be None."""
+_StepBack = Callable[[Call, list[Tensor], Saved, list[int]], list[Tensor]]
+"""Takes a call, its tensors, what `Saved` has and which tensors want gradients: these gradients."""
+
 _LEADING = 4
 """Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
 
@@ -169,7 +176,7 @@ class _Node(torch.autograd.Function):
     def forward(
         ctx: Any,
         forward: RunForward,
-        run_backward: Callable[..., list[Tensor]],
+        step_back: _StepBack,
         form: CallForm,
         call: Call,
         *tensors: Tensor,
@@ -177,8 +184,8 @@ class _Node(torch.autograd.Function):
         out, lse = forward(call)
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
-        ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in tensors), out, lse)
-        ctx.run_backward, ctx.form, ctx.lines = run_backward, form, form.lines(call)
+        ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
+        ctx.step_back, ctx.form, ctx.lines = step_back, form, form.lines(call)
         return out, lse
 
     @staticmethod
@@ -188,7 +195,7 @@ class _Node(torch.autograd.Function):
         needs_gradient = ctx.needs_input_grad[_LEADING:]
         needed = [index for index, wanted in enumerate(needs_gradient) if wanted]
         call = ctx.form.call(tensors, ctx.lines)
-        found = iter(ctx.run_backward(call, tensors, (out, lse, d_out, d_lse), needed))
+        found = iter(ctx.step_back(call, tensors, (out, lse, d_out, d_lse), needed))
         return *(None,) * _LEADING, *(next(found) if wanted else None for wanted in needs_gradient)
 
 
@@ -212,7 +219,7 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        return self._by_node(self._forward, self._backward, form, call)
+        return _by_node(self._forward, self._stepping_back(self._backward), form, call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
         """A function for calls of one structure in eager mode, when nothing is active that only sees operators.
@@ -220,7 +227,7 @@ class Operator:
         Args:
             prepare: makes forward and backward from the first such call; default those of this operator.
         """
-        ready: tuple[RunForward, RunBackward, CallForm] | None = None
+        ready: tuple[RunForward, _StepBack, CallForm] | None = None
 
         def compute(call: Call) -> tuple[Tensor, Tensor]:
             nonlocal ready
@@ -229,8 +236,8 @@ class Operator:
                 if prepare is not None:
                     forwards, backwards = zip(*map(prepare, call.each()), strict=True)
                     forward, backward = of_each(*forwards), back_of_each(*backwards)
-                ready = forward, backward, CallForm(call)
-            return self._by_node(*ready, call)
+                ready = forward, self._stepping_back(backward), CallForm(call)
+            return _by_node(*ready, call)
 
         return compute
 
@@ -238,14 +245,8 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
-        if not torch.is_grad_enabled():
-            return forward(call)
-        tensors = form.tensors(call)
-        if not any(x.requires_grad for x in tensors):
-            return forward(call)
-        out, lse = _Node.apply(forward, partial(self._step_back, backward), form, call, *tensors)  # type: ignore[no-untyped-call]
-        return out, lse
+    def _stepping_back(self, backward: RunBackward) -> _StepBack:
+        return partial(self._step_back, backward)
 
     def _step_back(
         self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: list[int]
@@ -260,8 +261,14 @@ class Operator:
         return _gradients(backward, tensors, call, saved, needed)
 
 
-Saved = Sequence[Any]
-"""The output, the log-sum-exp and their gradients; the last may be None."""
+def _by_node(forward: RunForward, step_back: _StepBack, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
+    if not torch.is_grad_enabled():
+        return forward(call)
+    tensors = form.tensors(call)
+    if not any(x.requires_grad for x in tensors):
+        return forward(call)
+    out, lse = _Node.apply(forward, step_back, form, call, *tensors)  # type: ignore[no-untyped-call]
+    return out, lse
 
 
 def _gradients(
