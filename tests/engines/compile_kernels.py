@@ -145,7 +145,10 @@ def calls(everything: bool) -> Any:
     widths = (16, 64, 80, 128, 256) if everything else (64, 128)
     halves = (torch.bfloat16, torch.float16) if everything else (torch.bfloat16,)
     dtypes = (*halves, torch.float32, torch.float64) if everything else halves
-    places = {"sequence": Sequence(256), "grid": Grid(15, 17, prefix=1), "window": Grid(7, 7), "no bias": None}
+    places = {
+        "sequence": Sequence(256), "grid": Grid(15, 17, prefix=1), "aligned grid": Grid(8, 32, prefix=1),
+        "window": Grid(7, 7), "no bias": None,
+    }  # fmt: skip
     masks = ("", "causal", "packed") if everything else ("", "causal")
     found = itertools.product(widths, dtypes, masks, places.items())
     for number, (width, dtype, word, (name, where)) in enumerate(found):

@@ -46,6 +46,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     tokens = {("odd", False): 37, ("full", False): 32, ("odd", True): 13, ("full", True): 16}
     monkeypatch.setattr(variant, "TOKENS", tokens)
     monkeypatch.setattr(variant, "_CUT", {"odd": 4, "full": 8})
+    monkeypatch.setattr(variant, "_FULL", 16)
     made: list[Any] = []
 
     class Counted(verdicts.Expected):  # type: ignore[name-defined,misc]

@@ -7,6 +7,7 @@ of a window) is not in it. Small calls hold random numbers; no tensor of a user 
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from operator import index
 from typing import Any, Literal, NamedTuple
@@ -32,14 +33,16 @@ from relpos.core import (
     Terms,
     lines,
 )
+from relpos.core.line import Ramp
 from relpos.engines.call import Call
 
 FEW = 256
 """Up to this many tokens, kernels may differ; see `triton.limits.FEW`."""
 BATCH, KEY_HEADS, SHARING = 2, 2, 2
-_PREFIX = 3
+_MOST_PREFIX = 5
+"""Prefix tokens from which on kernels are the same."""
 _CELLS = (16, 32, 64)
-"""Grid widths are rounded up to these; tiles differ between them."""
+"""Lengths of rows to which tiles cannot be aligned are rounded up to these; tiles differ between them."""
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {
@@ -47,6 +50,8 @@ TOKENS: dict[tuple[Size, bool], int] = {
 }  # fmt: skip
 """About how many tokens a small call has, by whether they are few: several of the largest tiles, of 128 tokens, the
 last one partial ("odd") or all full."""
+_FULL = 64
+"""A grid whose tiles are full has a multiple of this many cells."""
 _CUT: dict[Size, int] = {"odd": 38, "full": 128}
 """How many fewer keys than queries there are, if their numbers differ."""
 
@@ -126,14 +131,31 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
 
 
 def _layout(of_lines: Lines) -> tuple[Any, ...]:
-    """Number of axes (0: irregular), width of a grid, whether there are prefixes, whether lines differ in the batch."""
+    """Number of axes (0: irregular), whether lines differ in the batch, and what decides tiles of queries and keys."""
     query, key = of_lines.layout.query, of_lines.layout.key
     differ = any(_known(x.dim() == 2 and x.shape[0] > 1) for x in (of_lines.query, of_lines.key))
     if query is None or key is None:
-        return (0, 0, False, False, differ)
-    width = max(query.sizes[-1], key.sizes[-1])
-    cells = next((cells for cells in _CELLS if width <= cells), _CELLS[-1]) if len(query.sizes) > 1 else 0
-    return (len(query.sizes), cells, _known(query.prefix > 0), _known(key.prefix > 0), differ)
+        return (0, differ, _NO_CELLS, _NO_CELLS)
+    return (len(query.sizes), differ, _cells(query), _cells(key))
+
+
+_NO_CELLS = (0, 0, 0)
+
+
+def _cells(ramp: Ramp) -> tuple[int, int, int]:
+    """Prefix tokens, and the cells of a row and of a plane in a small call; 0 where there are none."""
+    row, plane = (math.prod(ramp.sizes[-axes:]) if len(ramp.sizes) > axes else 0 for axes in (1, 2))
+    return min(index(ramp.prefix), _MOST_PREFIX), _aligned(row), _aligned(plane)
+
+
+def _aligned(cells: int) -> int:
+    """A number of cells to which the same tiles can be aligned: tiles have 16 to 128 tokens, powers of two."""
+    power = cells & -cells
+    if cells < 2 or power >= 128 or (cells == power and power >= 8):
+        return min(power, 128)
+    if power >= 32:  # tiles of at most so many
+        return 3 * power
+    return next((size for size in _CELLS if cells <= size), _CELLS[-1]) // 4 * 3
 
 
 def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
@@ -211,22 +233,36 @@ def _coordinates(variant: Variant, size: Size, generator: torch.Generator) -> tu
     """The coordinates of queries and keys of a small call; the same object if they are equal."""
     count = TOKENS[size, variant.few]
     fewer = count - (_CUT[size] if variant.cross else 0)
-    layout = next((term[3:] for term in variant.terms if term[0] == "LineBias"), (1, 0, False, False, False))
-    axes, cells, has_prefix, has_key_prefix, differ = layout
+    layout = next((term[3:] for term in variant.terms if term[0] == "LineBias"), (1, False, _NO_CELLS, _NO_CELLS))
+    axes, differ, *cells = layout
     both: list[Coordinates] = []
-    for tokens, with_prefix in ((count, has_prefix), (fewer, has_key_prefix)):
-        prefix = _PREFIX if with_prefix else 0
+    for tokens, (prefix, row, plane) in zip((count, fewer), cells, strict=True):
         if axes == 0:
             shape = (BATCH, tokens) if differ else (tokens,)
             positions = torch.randint(0, tokens, shape, generator=generator, device="cpu")
             both.append(Positions(positions, low=0, high=tokens - 1))
         elif axes == 1:
-            both.append(Sequence(tokens - prefix, prefix=prefix))
+            full = tokens // 2 if variant.few else tokens
+            both.append(Sequence(full if size == "full" and prefix else tokens - prefix, prefix=prefix))
         else:
-            row = cells if size == "full" else cells - 3
-            outer = (2,) * (axes - 2)
-            both.append(Grid(*outer, max(2, (tokens - prefix) // row // 2 ** len(outer)), row, prefix=prefix))
-    return (both[0], both[1]) if variant.cross or has_prefix != has_key_prefix else (both[0], both[0])
+            both.append(Grid(*_sizes(axes, tokens, row, plane, size, variant.few), prefix=prefix))
+    return (both[0], both[1]) if variant.cross or cells[0] != cells[1] else (both[0], both[0])
+
+
+def _sizes(axes: int, tokens: int, row: int, plane: int, size: Size, few: bool) -> tuple[int, ...]:
+    """The sizes of a grid of about so many tokens."""
+    if size == "odd" and row % 32 and row % 3 == 0:
+        row -= 1  # as unaligned as before
+    inner = row if axes == 2 else row * max(2, plane // row)
+    if size == "odd":
+        outer = max(1 if few else 3, tokens // inner | 1)
+    else:
+        step = _FULL // math.gcd(inner, _FULL)
+        outer = max(1, tokens // inner // step if few else -(-tokens // (inner * step))) * step
+    if axes == 2:
+        return outer, row
+    more = axes - 3
+    return (*(2,) * more, max(1, outer >> more), inner // row, row)
 
 
 def _mask(parts: tuple[tuple[Any, ...], ...], heads: int, n: int, m: int, generator: torch.Generator) -> Mask:

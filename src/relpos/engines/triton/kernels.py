@@ -9,9 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.grid_tiles import PLAIN, as_step, begin_of, stop_of
 from relpos.engines.triton.tiles import (
     NEGATIVE,
     bias_at,
+    bias_here,
     bias_of,
     dot,
     dot_onto,
@@ -31,27 +33,28 @@ from relpos.engines.triton.tiles import (
 
 
 @triton.jit
-def _tile_of_program(count, SIZE: tl.constexpr, BACKWARDS: tl.constexpr = False):
+def _tile_of_program(count, SIZE: tl.constexpr, SIDE: tl.constexpr, BACKWARDS: tl.constexpr = False):
     """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
 
     BACKWARDS: programs of the last tokens start first, because they have the most work.
     """
-    tiles = tl.cdiv(count, SIZE)
+    tiles = tl.cdiv(as_step(count, SIDE, SIZE), SIZE)
     tile = tl.program_id(0) % tiles
     if BACKWARDS:
         tile = tiles - 1 - tile
-    return tile * SIZE, tl.program_id(0) // tiles
+    return begin_of(tile * SIZE, SIDE, SIZE), tl.program_id(0) // tiles
 
 
 @triton.jit
 def forward(
     out, lse, qkv, size, bias, allowed, spans, dropout, sink,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
+    SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
-    start, number = _tile_of_program(size.n, ROWS, allowed.right is not None)
+    start, number = _tile_of_program(size.n, ROWS, QUERIES, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
@@ -62,18 +65,24 @@ def forward(
     if sink.logits is not None:
         peak, total = tl.zeros([ROWS], SUM) + sink_of(qi, batch64, head64, size, sink), total + 1.0
     summed = tl.zeros([ROWS, V_PAD], SUM)
-    first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
-    first = tl.maximum(first, 0) // COLUMNS * COLUMNS
-    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
-    at = bias_at(start - first, head, bias)
-    for begin in range(first, stop, COLUMNS):
+    first, stop = span(start, ROWS, allowed.left, allowed.right, size.n, size.m, batch, spans, COARSE, QUERIES)
+    first = as_step(tl.maximum(first, 0), KEYS, COLUMNS) // COLUMNS * COLUMNS
+    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS, KEYS)
+    at = bias_at(start, begin_of(first, KEYS, COLUMNS), head, bias, ALIKE, QUERIES, KEYS)
+    for step in range(first, as_step(stop, KEYS, COLUMNS), COLUMNS):
+        begin = begin_of(step, KEYS, COLUMNS)
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FULL)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, 1, batch, head, size, bias, PRECISION)
+        here = bias_here(at, start, begin, head, bias, ALIKE, QUERIES, KEYS)
+        raw = product(
+            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
+            PRECISION,
+        )  # fmt: skip
         at -= COLUMNS
         if TESTED:
             if (begin < low) | (begin >= high):
-                raw = tested(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, SCALE)
+                key_stop = stop_of(begin, size.m, KEYS)
+                raw = tested(raw, qi[:, None], kj[None, :], size.n, key_stop, batch, size, allowed, SCALE)
         if SCALE > 0:
             higher = tl.maximum(peak, tl.max(raw, axis=1) * (SCALE * UNIT))
         else:
@@ -90,9 +99,10 @@ def forward(
         peak = higher
     blank = total == 0.0
     whole = tl.where(blank, 1.0, total)
-    write(out + batch_head * size.n * V, summed / whole[:, None], start, size.n, V, ROWS, V, V_PAD, PRECISION)
+    stop = stop_of(start, size.n, QUERIES)
+    write(out + batch_head * size.n * V, summed / whole[:, None], start, stop, V, ROWS, V, V_PAD, PRECISION)
     natural = tl.where(blank, NEGATIVE, (peak + log(whole, UNIT)) / UNIT)
-    tl.store(lse + batch_head * size.n + qi, natural, mask=qi < size.n)
+    tl.store(lse + batch_head * size.n + qi, natural, mask=qi < stop)
 
 
 @triton.jit
@@ -101,7 +111,7 @@ def backward_rows(
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The delta of ROWS queries of one head, <output, its gradient> - d_lse (or 0), and their shift."""
-    start, number = _tile_of_program(up.count, ROWS)
+    start, number = _tile_of_program(up.count, ROWS, PLAIN)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
@@ -120,11 +130,12 @@ def backward_rows(
 def backward_keys(
     d_k, d_v, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
+    SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order."""
-    start, number = _tile_of_program(size.m, COLUMNS)
+    start, number = _tile_of_program(size.m, COLUMNS, KEYS)
     key_heads = size.heads // size.groups
     batch, key_head = number // key_heads, number % key_heads
     batch64, key_head64 = batch.to(tl.int64), key_head.to(tl.int64)
@@ -133,24 +144,30 @@ def backward_keys(
     value = rows(qkv.v + batch64 * qkv.v_b + key_head64 * qkv.v_h, start, size.m, qkv.v_n, COLUMNS, V, V_PAD)
     sum_k = tl.zeros([COLUMNS, D_PAD], SUM)
     sum_v = tl.zeros([COLUMNS, V_PAD], SUM)
-    first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.n, batch, spans, COARSE)
-    first = tl.maximum(first, 0) // ROWS * ROWS
-    low, high = free_span(start, allowed.right, allowed.left, size.n, allowed, COLUMNS, ROWS)
+    first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.m, size.n, batch, spans, COARSE, KEYS)
+    first = as_step(tl.maximum(first, 0), QUERIES, ROWS) // ROWS * ROWS
+    low, high = free_span(start, allowed.right, allowed.left, size.n, allowed, COLUMNS, ROWS, QUERIES)
     for member in range(size.groups):
         head = key_head * size.groups + member
         head64 = head.to(tl.int64)
         head_q, head_up = qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, up.at + batch64 * up.at_b + head64 * up.at_h
-        at = bias_at(first - start, head, bias)
-        for begin in range(first, stop, ROWS):
+        at = bias_at(begin_of(first, QUERIES, ROWS), start, head, bias, ALIKE, QUERIES, KEYS)
+        for step in range(first, as_step(stop, QUERIES, ROWS), ROWS):
+            begin = begin_of(step, QUERIES, ROWS)
             qi = begin + tl.arange(0, ROWS)
             query = rows(head_q, begin, size.n, qkv.q_n, ROWS, D, D_PAD, FULL)
             upstream = rows(head_up, begin, size.n, up.at_n, ROWS, V, V_PAD, FULL)
             shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, begin, ROWS)
-            raw = product(key, tl.trans(query), qi[None, :], kj[:, None], at, -1, batch, head, size, bias, PRECISION)
+            here = bias_here(at, begin, start, head, bias, ALIKE, QUERIES, KEYS)
+            raw = product(
+                key, tl.trans(query), qi[None, :], kj[:, None], here, -1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
+                PRECISION,
+            )  # fmt: skip
             at += ROWS
             if TESTED:
                 if (begin < low) | (begin >= high):
-                    raw = tested(raw, qi[None, :], kj[:, None], size.n, size.m, batch, size, allowed, SCALE)
+                    query_stop = stop_of(begin, size.n, QUERIES)
+                    raw = tested(raw, qi[None, :], kj[:, None], query_stop, size.m, batch, size, allowed, SCALE)
             weight = exp(raw * (SCALE * UNIT) - shift[None, :], UNIT)
             d_weight = dot(value, tl.trans(upstream), PRECISION)
             used = weight
@@ -162,19 +179,21 @@ def backward_keys(
             d_score = weight * (d_weight - row_delta[None, :])
             sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
     batch_head = number.to(tl.int64)
-    write(d_k + batch_head * size.m * D, sum_k * SCALE, start, size.m, D, COLUMNS, D, D_PAD, PRECISION)
-    write(d_v + batch_head * size.m * V, sum_v, start, size.m, V, COLUMNS, V, V_PAD, PRECISION)
+    stop = stop_of(start, size.m, KEYS)
+    write(d_k + batch_head * size.m * D, sum_k * SCALE, start, stop, D, COLUMNS, D, D_PAD, PRECISION)
+    write(d_v + batch_head * size.m * V, sum_v, start, stop, V, COLUMNS, V, V_PAD, PRECISION)
 
 
 @triton.jit
 def backward_queries(
     d_q, d_factor, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
+    COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
+    SUM: tl.constexpr,
 ):  # fmt: skip
     """The gradient of ROWS queries of one head, and of their factors on the bias, where these are learned."""
-    start, number = _tile_of_program(size.n, ROWS, allowed.right is not None)
+    start, number = _tile_of_program(size.n, ROWS, QUERIES, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
@@ -185,19 +204,25 @@ def backward_queries(
     shift, row_delta = sums_of_rows(up, batch_head, start, ROWS)
     into = tl.zeros([ROWS, D_PAD], SUM)
     of_factor = tl.zeros([ROWS], SUM)
-    first, stop = span(start, ROWS, allowed.left, allowed.right, size.m, batch, spans, COARSE)
-    first = tl.maximum(first, 0) // COLUMNS * COLUMNS
-    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS)
-    at = bias_at(start - first, head, bias)
-    for begin in range(first, stop, COLUMNS):
+    first, stop = span(start, ROWS, allowed.left, allowed.right, size.n, size.m, batch, spans, COARSE, QUERIES)
+    first = as_step(tl.maximum(first, 0), KEYS, COLUMNS) // COLUMNS * COLUMNS
+    low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS, KEYS)
+    at = bias_at(start, begin_of(first, KEYS, COLUMNS), head, bias, ALIKE, QUERIES, KEYS)
+    for step in range(first, as_step(stop, KEYS, COLUMNS), COLUMNS):
+        begin = begin_of(step, KEYS, COLUMNS)
         kj = begin + tl.arange(0, COLUMNS)
         key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FULL)
         value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FULL)
-        raw = product(query, tl.trans(key), qi[:, None], kj[None, :], at, 1, batch, head, size, bias, PRECISION)
+        here = bias_here(at, start, begin, head, bias, ALIKE, QUERIES, KEYS)
+        raw = product(
+            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
+            PRECISION,
+        )  # fmt: skip
         at -= COLUMNS
         if TESTED:
             if (begin < low) | (begin >= high):
-                raw = tested(raw, qi[:, None], kj[None, :], size.n, size.m, batch, size, allowed, SCALE)
+                key_stop = stop_of(begin, size.m, KEYS)
+                raw = tested(raw, qi[:, None], kj[None, :], size.n, key_stop, batch, size, allowed, SCALE)
         weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout.seed is not None:
@@ -207,9 +232,10 @@ def backward_queries(
         into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
         if d_factor is not None:
             of_factor += tl.sum(d_score * bias_of(qi[:, None], kj[None, :], batch, head, size, bias), axis=1)
+    stop = stop_of(start, size.n, QUERIES)
     if d_factor is not None:
-        tl.store(d_factor + batch_head * size.n + qi, of_factor * SCALE, mask=qi < size.n)
-    write(d_q + batch_head * size.n * D, into * SCALE, start, size.n, D, ROWS, D, D_PAD, PRECISION)
+        tl.store(d_factor + batch_head * size.n + qi, of_factor * SCALE, mask=qi < stop)
+    write(d_q + batch_head * size.n * D, into * SCALE, start, stop, D, ROWS, D, D_PAD, PRECISION)
 
 
 @triton.jit
@@ -219,7 +245,7 @@ def turn(
     HALF: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens of one head, rotated by their angles, or BACK by their negatives."""
-    start, number = _tile_of_program(n, ROWS)
+    start, number = _tile_of_program(n, ROWS, PLAIN)
     batch64, head64 = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
     row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     pair = tl.arange(0, PAIRS_PAD)[None, :]

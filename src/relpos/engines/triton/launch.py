@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Lines, QueryScale, Sinks, cached
 from relpos.engines.call import Call
-from relpos.engines.triton import spans, table_kernels, tiles
+from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.limits import HOPPERS, cdiv, interpreting, power_of_2, shared_memory
 
@@ -41,7 +41,8 @@ class Launches:
         kinds = [type(term) for term in call.terms.items]
         self.line_at = kinds.index(LineBias) if LineBias in kinds else None
         line = self.line(call)
-        self.starts = None if line is None else _starts(line.lines)
+        self.layout = None if line is None else line.lines.layout
+        self.pad = 0 if self.layout is None else grids.padding(self.layout, spans.COARSE)
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
         self.factor_at = kinds.index(QueryScale) if QueryScale in kinds else None
         self.tested = call.mask is not None
@@ -77,22 +78,25 @@ class Launches:
             return _NO_BIAS
         lines, values = line.lines, line.values
         rows, length = values.shape
-        table = torch.empty((rows, length + 2 * _PAD), dtype=self.wide, device=self.device)
+        pad = self.pad
+        table = torch.empty((rows, length + 2 * pad), dtype=self.wide, device=self.device)
         self.once("padded", lambda: self._padded(rows, length))(
             table, values, *values.stride(), length, varying=values.data_ptr() % 16
         )
-        head = 0 if rows == 1 else length + 2 * _PAD
+        head = 0 if rows == 1 else length + 2 * pad
         scale = self.factor(call)
         factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
-        if self.starts is not None:
-            return tiles.Bias(table, head, None, 0, None, 0, _PAD + lines.origin + self.starts, *factor)
+        apart, *prefixes = grids.starts(lines.layout)
+        first = pad + lines.origin + apart
+        if lines.layout.kind == "affine":
+            return tiles.Bias(table, head, None, 0, None, 0, first, first, 0, 0, *factor)
         query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(table, head, query, query_b, key, key_b, _PAD + lines.origin, *factor)
+        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, first, *prefixes, *factor)
 
     def _padded(self, rows: int, length: int) -> Kernel:
-        constants = {"PAD": _PAD, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
-        return Kernel(table_kernels.padded, (cdiv(length + 2 * _PAD, _ENTRIES), rows), constants)
+        constants = {"PAD": self.pad, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
+        return Kernel(table_kernels.padded, (cdiv(length + 2 * self.pad, _ENTRIES), rows), constants)
 
     def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
         """The mask of a call, and the spans of queries and of keys."""
@@ -151,6 +155,12 @@ class Launches:
         """Whether all tiles are full, and whether some are tested for pairs that are not allowed or outside."""
         return {"FULL": full, "TESTED": self.tested or not full}
 
+    def tiled(self, shape: dict[str, int]) -> dict[str, Any]:
+        """Where tiles of a shape begin, and whether all are alike; see `grids`."""
+        sides = None if self.layout is None else grids.sides(self.layout, shape["ROWS"], shape["COLUMNS"], spans.COARSE)
+        queries, keys = sides or (grids.PLAIN_SIDE, grids.PLAIN_SIDE)
+        return {"ALIKE": sides is not None, "QUERIES": queries, "KEYS": keys}
+
 
 class _Reader:
     """How the kernels read a tensor: its strides, and whether it must be copied."""
@@ -164,24 +174,11 @@ class _Reader:
 
 
 _CLASSES = (64, 128, 256)
-_PAD = 3 * spans.COARSE
-"""Zeros on both sides of a table. A tile reaches one beyond it; compilers that read ahead of the loop (for Blackwell)
-reach two more."""
 _ENTRIES = 1024
 """Numbers of a table that a program of `padded` writes."""
-_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0, None, 0, 0)
+_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0, 0, 0, 0, None, 0, 0)
 _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
-
-
-def _starts(lines: Lines) -> int | None:
-    """The first query minus the first key, on lines of consecutive integers; None for others, which are read."""
-    layout = lines.layout
-    if layout.kind != "affine":
-        return None
-    assert layout.query is not None
-    assert layout.key is not None
-    return layout.query.start - layout.key.start
 
 
 def _narrowed(lines: Lines) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.triton import kernels, spans, table, tiles
+from relpos.engines.triton import grids, kernels, spans, table, tiles
 from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
@@ -90,16 +90,29 @@ def backward(
 
 def _by_queries(launches: Launches, kind: str, kernel: Any) -> Kernel:
     shape = launches.shape(kind)
-    tests = launches.tests(launches.m % shape["COLUMNS"] == 0)
-    grid = (cdiv(launches.n, shape["ROWS"]) * launches.batch * launches.heads,)
-    return Kernel(kernel, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests})
+    tiled = launches.tiled(shape)
+    rows = cdiv(grids.steps(launches.n, tiled["QUERIES"], shape["ROWS"]), shape["ROWS"])
+    tests = _tests(launches, tiled, launches.m, tiled["KEYS"], shape["COLUMNS"])
+    grid = (rows * launches.batch * launches.heads,)
+    return Kernel(kernel, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled})
 
 
 def _by_keys(launches: Launches) -> Kernel:
     shape = launches.shape("keys")
-    tests = launches.tests(launches.n % shape["ROWS"] == 0)
-    grid = (cdiv(launches.m, shape["COLUMNS"]) * launches.batch * launches.own_heads,)
-    return Kernel(kernels.backward_keys, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests})
+    tiled = launches.tiled(shape)
+    columns = cdiv(grids.steps(launches.m, tiled["KEYS"], shape["COLUMNS"]), shape["COLUMNS"])
+    tests = _tests(launches, tiled, launches.n, tiled["QUERIES"], shape["ROWS"])
+    grid = (columns * launches.batch * launches.own_heads,)
+    return Kernel(
+        kernels.backward_keys, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
+    )
+
+
+def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.Side, size: int) -> dict[str, bool]:
+    """Of a kernel whose loop takes `size` of `count` tokens at a time."""
+    tests = launches.tests((count - side[0]) % size == 0 and count >= size)
+    prefixes = tiled["QUERIES"][0] + tiled["KEYS"][0] > 0
+    return {**tests, "TESTED": tests["TESTED"] or prefixes}
 
 
 def _rows(launches: Launches, count: int) -> Kernel:

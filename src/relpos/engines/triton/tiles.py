@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.grid_tiles import PLAIN, coordinate
 from relpos.engines.triton.reads import read, read_lattice
 
 NEGATIVE = tl.constexpr(-float("inf"))
@@ -63,8 +64,9 @@ class Counts(NamedTuple):
 class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
 
-    Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. The
-    table has zeros at both ends, three times as many as a tile has rows or columns, so that no index needs a clamp.
+    Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. On
+    regular lines `first` is that of the first ones after the prefixes, whose own coordinates are `query_prefix` and
+    `key_prefix` from there. The table has zeros at both ends (`grids.padding`), so that no index needs a clamp.
     The bias of a query is multiplied by its `factor`, if there are factors.
     """
 
@@ -75,6 +77,9 @@ class Bias(NamedTuple):
     key: Any
     key_b: Any
     origin: Any
+    first: Any
+    query_prefix: Any
+    key_prefix: Any
     factor: Any
     factor_b: Any
     factor_h: Any
@@ -231,28 +236,50 @@ def sink_of(qi, batch, head, size, sink):
 
 
 @triton.jit
-def bias_at(apart, head, bias):
-    """The address of a tile's bias; `apart` is its first query minus its first key. A loop advances both alike."""
-    if bias.table is None or bias.query is not None:
-        return tl.cast(apart, tl.int64)
+def bias_at(query, key, head, bias, ALIKE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The address of the bias of the tile from a query and a key on, if tiles are alike."""
+    if bias.table is None or not ALIKE:
+        return tl.cast(query, tl.int64)
     else:
-        return bias.table + head.to(tl.int64) * bias.table_h + bias.origin + apart
+        of_query, of_key = coordinate(query - QUERIES[0], QUERIES), coordinate(key - KEYS[0], KEYS)
+        if QUERIES[0] > 0:
+            of_query = tl.where(query < QUERIES[0], bias.query_prefix, of_query)
+        if KEYS[0] > 0:
+            of_key = tl.where(key < KEYS[0], bias.key_prefix, of_key)
+        return bias.table + head.to(tl.int64) * bias.table_h + bias.first + (of_query - of_key)
 
 
 @triton.jit
-def product(a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, PRECISION: tl.constexpr):
+def bias_here(at, query, key, head, bias, ALIKE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The same in a loop, which moves the address `at` by a constant; on other lines than consecutive integers it is
+    computed anew."""
+    if QUERIES == PLAIN and KEYS == PLAIN:
+        return at
+    else:
+        return bias_at(query, key, head, bias, ALIKE, QUERIES, KEYS)
+
+
+@triton.jit
+def product(
+    a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, ALIKE: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """a @ b, plus the bias of the tile, if any, which will be scaled with it.
 
-    `at` comes from `bias_at`; SIGN is 1 if rows are queries, and -1 if they are keys. The bias is the initial value of
-    the sum: if it were added afterwards, Triton's pipeline would copy it to shared memory one number at a time.
+    `at` comes from `bias_at`; SIGN is 1 if rows are queries, and -1 if they are keys. ALIKE, QUERIES and KEYS: see
+    `grids`. The bias is the initial value of the sum: if it were added afterwards, Triton's pipeline would copy it to
+    shared memory one number at a time.
     """
     if bias.table is None:
         return dot(a, b, PRECISION)
-    elif bias.query is not None:
+    elif not ALIKE:
         tile_bias = bias_of(qi, kj, batch, head, size, bias)
         return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
     else:
-        tile_bias = read_lattice(at, a.shape[0], b.shape[1], SIGN)
+        if SIGN == 1:
+            tile_bias = read_lattice(at, a.shape[0], b.shape[1], 1, QUERIES, KEYS)
+        else:
+            tile_bias = read_lattice(at, a.shape[0], b.shape[1], -1, KEYS, QUERIES)
         return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
 
 
@@ -289,12 +316,15 @@ def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.co
 
 
 @triton.jit
-def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
-    """The start and stop of the keys that `size` queries from `start` on may see, or the reverse."""
+def span(start, size, before, after, own_end, end, batch, spans, COARSE: tl.constexpr, SIDE: tl.constexpr):
+    """The start and stop of the keys that `size` queries from `start` on may see, or the reverse. SIDE: of these."""
     first, stop = 0, end
     if spans.at is not None:
         at = spans.at + batch * spans.at_b + start // COARSE * 2
         first, stop = tl.load(at), tl.load(at + 1)
+        if SIDE[0] > 0:  # a tile after a prefix may be in two blocks
+            at = spans.at + batch * spans.at_b + (tl.minimum(start + size, own_end) - 1) // COARSE * 2
+            first, stop = tl.minimum(first, tl.load(at)), tl.maximum(stop, tl.load(at + 1))
     if before is not None:
         first = tl.maximum(first, start - before)
     if after is not None:
@@ -303,17 +333,18 @@ def span(start, size, before, after, end, batch, spans, COARSE: tl.constexpr):
 
 
 @triton.jit
-def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr):
-    """The start and stop of full tiles of STEP keys that all SIZE queries may see; none if the mask has tensors."""
-    low, high = 0, end // STEP * STEP
+def free_span(start, before, after, end, allowed, SIZE: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr):
+    """From where on and up to where full tiles of STEP keys begin that all SIZE queries may see; none if the mask has
+    tensors. SIDE: of the keys."""
+    low, high = SIDE[0], end - STEP + 1
     if allowed.low is not None or allowed.high is not None or allowed.query_segments is not None:
         high = 0
     if allowed.also_low is not None or allowed.also_high is not None:
         high = 0
     if before is not None:
-        low = tl.cdiv(tl.maximum(start + SIZE - 1 - before, 0), STEP) * STEP
+        low = tl.maximum(low, start + SIZE - 1 - before)
     if after is not None:
-        high = tl.minimum(high, tl.maximum(start + after + 1, 0) // STEP * STEP)
+        high = tl.minimum(high, start + after + 2 - STEP)
     return low, high
 
 
