@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from relpos import Grid, LineBias, Mask, QueryScale, Sequence, Sinks, Terms, lines
+from relpos import Grid, LineBias, LowRank, Mask, QueryScale, Sequence, Sinks, Terms, lines
 from relpos.core import after_content
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
@@ -53,6 +54,9 @@ def signature(x: Any, path: tuple[int, ...], constants: dict[Any, Any], attribut
         return _TYPES[x.dtype]
     if x is None or (isinstance(x, int) and x == 1):
         constants[path] = x
+        return "constexpr"
+    if isinstance(x, tl.constexpr):
+        constants[path] = x.value
         return "constexpr"
     if isinstance(x, float):
         return "fp32"
@@ -132,6 +136,7 @@ def run(label: str, call: Call, arch: int) -> int:
     launch.shared_memory = lambda device: ROOM[arch] * 1024
     out, lse = passes.forward(call)
     learned = [term.values for term in call.terms.of(LineBias)] + [term.factor for term in call.terms.of(QueryScale)]
+    learned += [side for term in call.terms.of(LowRank)[1:] for side in (term.query, term.key)]
     gradients = Gradients([call.q, call.k, call.v, *learned])
     passes.backward(call, out, lse, torch.zeros_like(out), torch.zeros_like(lse), gradients)
     for module, recorder in recorders:
@@ -175,6 +180,15 @@ def calls(everything: bool) -> Any:
         call = Call(q, k, v, terms, mask, 0.1, 0.1, seed)
         scaled = " scaled," if terms.of(QueryScale) else ""
         yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},{scaled}", call
+    line = lines(places["sequence"])
+    for width, dtype in itertools.product(widths, dtypes):
+        if dtype == torch.float64 and width > 128:
+            continue
+        q, k, v = torch.zeros(3, 1, 4, 256, width, dtype=dtype)
+        terms = Terms(*(LowRank(*torch.zeros(2, 1, 4, 256, rank)) for rank in (4, 2)))
+        beside = terms if width == 64 else terms + LineBias(torch.zeros(4, line.length), line)
+        call = Call(q, k, v, beside, Mask.causal(), 0.1)
+        yield f"forget gate{'' if width == 64 else ' and sequence'}, width {width}, {str(dtype)[6:]} causal,", call
 
 
 def turns(arch: int) -> int:

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
+from relpos import Grid, LineBias, LowRank, Mask, Sequence, Sinks, Terms, lines
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
@@ -95,8 +95,8 @@ def run(launches: Any, call: Call, d_out: torch.Tensor) -> list[Launch]:
     """What is launched by the forward and the backward of a call."""
     LAUNCHED.clear()
     out, lse = passes.forward(call, launches)
-    (term,) = call.terms.of(LineBias)
-    wanted = Gradients([call.q, call.k, call.v, term.values])
+    (term,), (low_rank,) = call.terms.of(LineBias), call.terms.of(LowRank)
+    wanted = Gradients([call.q, call.k, call.v, term.values, low_rank.key])
     passes.backward(call, out, lse, d_out, torch.zeros_like(lse), wanted, launches)
     return list(LAUNCHED)
 
@@ -113,7 +113,8 @@ def main() -> int:
         line = lines(where)
         shape = (2, 2, where.count, 24)
         q, k, v = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
-        terms = Terms(LineBias(torch.zeros(2, line.length), line), Sinks(torch.zeros(2)))
+        low_rank = LowRank(torch.zeros(2, where.count, 3), torch.zeros(2, 1, where.count, 3))
+        terms = Terms(LineBias(torch.zeros(2, line.length), line), low_rank, Sinks(torch.zeros(2)))
         kept = launch.Launches(Call(q, k, v, terms, mask, 0.1))
         tokens_first = torch.zeros(2, where.count, 2, 24, dtype=torch.bfloat16).transpose(1, 2)
         gradients = torch.zeros(shape, dtype=torch.bfloat16), tokens_first

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import relpos
-from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
+from relpos import Grid, LineBias, LowRank, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 limits = importlib.import_module("relpos.engines.triton.limits")
@@ -50,6 +50,8 @@ def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
         yield f"{name}, turned", LineBias(values, line) + turned, None, 2, 2
         sinks = Sinks(torch.randn(2, device=DEVICE, requires_grad=True))
         yield f"{name}, causal, a sink, grouped keys", LineBias(values, line) + sinks, Mask.causal(), 2, 1
+        sides = torch.randn(2, 2, 34, 3, device=DEVICE, requires_grad=True)
+        yield f"{name}, low rank, causal", LineBias(values, line) + LowRank(*sides), Mask.causal(), 2, 1
         packed = Mask.packed(torch.arange(34, device=DEVICE) // 9) & Mask.causal()
         yield f"{name}, packed", relpos.Terms(LineBias(values, line)), packed, 2, 2
 

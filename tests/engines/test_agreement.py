@@ -14,6 +14,7 @@ from torch import Tensor
 from relpos import (
     DenseBias,
     LineBias,
+    LowRank,
     Mask,
     QueryBias,
     RotaryEmbedding,
@@ -80,6 +81,15 @@ def test_a_small_mask_has_the_parts_of_the_one_it_stands_for(name: str) -> None:
     seen = small.mask.dense(small.q.shape[2], small.k.shape[2])
     assert seen.any()
     assert not seen.all()
+
+
+@pytest.mark.parametrize("shapes", [((H, 5, 3), (2, 1, 4, 3)), ((1, 1, 5, 3), (1, 4, 3))], ids=str)
+def test_low_rank_biases_are_part_of_the_variant(shapes: Any) -> None:
+    query, key = (torch.zeros(shape) for shape in shapes)
+    given = [LowRank(query, key), LowRank(query.double(), key), LowRank(query[..., :2], key[..., :2])]
+    found = [variant(5, 4, position=Terms(*more)) for more in ([], *([x] for x in given), [given[0]] * 2)]
+    assert len(set(found)) == len(found)
+    assert [variant_of(small_call(one, "odd")) for one in found] == found
 
 
 def test_terms_without_a_twin_have_no_variant() -> None:

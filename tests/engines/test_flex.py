@@ -23,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 UNSERVED = (
     "AxisVectors",
-    "LowRank",
     "DenseBias",
     "DenseBias of keys",
     "IndexedBias",

@@ -24,8 +24,10 @@ from test_streaming import MASKS, B, H, N
 from patience import PATIENCE
 from relpos import (
     ALiBi,
+    ForgetGate,
     Grid,
     LineBias,
+    LowRank,
     Mask,
     Mechanism,
     MultimodalRotary,
@@ -33,6 +35,7 @@ from relpos import (
     RotaryEmbedding,
     Sequence,
     T5Bias,
+    Terms,
     XPos,
     attention,
     explain,
@@ -109,11 +112,35 @@ def test_real_sizes_against_the_definition(case: Case, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mask", [None, Mask.causal()], ids=["all", "causal"])
-def test_two_runs_give_the_same_bits(mask: Mask | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("ranks", [(), (4, 2)], ids=["line", "low rank"])
+def test_two_runs_give_the_same_bits(ranks: tuple[int, ...], mask: Mask | None, dtype: torch.dtype) -> None:
     line = lines(Sequence(4096))
-    leaves = [*torch.randn(3, 2, 8, 4096, 64).to(dtype), torch.randn(8, line.length)]
-    once, again = (step("triton", leaves, lambda x: LineBias(x, line), mask=mask) for _ in range(2))
+    sides = [torch.randn(1, 8, 4096, rank) / rank for rank in ranks for _ in range(2)]
+    leaves = [*torch.randn(3, 2, 8, 4096, 64).to(dtype), torch.randn(8, line.length), *sides]
+
+    def terms(values: torch.Tensor, *sides: torch.Tensor) -> Terms:
+        return Terms(LineBias(values, line), *map(LowRank, sides[::2], sides[1::2]))
+
+    once, again = (step("triton", leaves, terms, mask=mask) for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=0)
+
+
+def test_a_forget_gate_of_many_tokens_against_the_definition() -> None:
+    """Of real sums, in float32: rows at the end, where they are largest."""
+    gate, n = ForgetGate(2, 8), 8192
+    q, k, v, states = *torch.randn(3, 1, 2, n, 80), torch.randn(1, n, 8) - 2
+    rows, every = slice(n - 64, n), slice(0, n)
+    with torch.no_grad():
+        ours = attention(
+            *(x.cuda() for x in (q, k, v)), position=gate.terms(Sequence(n), states=states).to("cuda"),
+            mask=Mask.causal(), backend="triton",
+        )  # fmt: skip
+        exact = attention(
+            *(x.double() for x in (q[:, :, rows], k, v)), backend="reference",
+            position=gate.double().terms(Sequence(n), states=states.double()).narrow(rows, every),
+            mask=Mask.causal().narrow(rows, every),
+        )  # fmt: skip
+    torch.testing.assert_close(ours[:, :, rows].cpu().double(), exact, rtol=0, atol=1e-4)
 
 
 def test_auto_passes_over_kernels_that_forget_the_mask(nothing_known: None, monkeypatch: pytest.MonkeyPatch) -> None:

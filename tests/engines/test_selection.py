@@ -15,6 +15,7 @@ from relpos import (
     CoPE,
     Grid,
     LineBias,
+    LowRank,
     Mask,
     RelativePositionBias,
     Sequence,
@@ -100,12 +101,14 @@ def test_the_last_way_of_an_engine_serves_every_call() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
+@pytest.mark.parametrize("kind", ["line", "low rank"])
 @pytest.mark.parametrize("tokens", [TOKENS_OF_TRITON - 1, TOKENS_OF_TRITON])
-def test_a_call_is_planned_as_on_another_kind_of_device(tokens: int) -> None:
+def test_a_call_is_planned_as_on_another_kind_of_device(tokens: int, kind: str) -> None:
     """Whose times count is a value: what a GPU would be given is seen without one."""
     line = lines(Sequence(tokens))
-    tensors, named = given(tokens, LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line))
-    call = call_of(*tensors, **named)
+    low_rank = LowRank(*torch.zeros(2, HEADS, tokens, 2))
+    position = low_rank if kind != "line" else LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line)
+    call = call_of(*(torch.randn(1, HEADS, tokens, WIDTH) for _ in range(3)), position=position)
     assert choose(call, "auto").engine.name != "triton"
     there = choose(call, "auto", "cuda")
     assert there.engine.name == ("triton" if tokens == TOKENS_OF_TRITON else "sdpa")

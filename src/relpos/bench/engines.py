@@ -25,6 +25,7 @@ from relpos.core import (
     DenseBias,
     Grid,
     IndexedBias,
+    LowRank,
     Mask,
     Positions,
     QueryScale,
@@ -99,6 +100,10 @@ def kinds(n: int) -> tuple[CallKind, ...]:
     def indexed() -> Term:
         return IndexedBias(torch.zeros(_HEADS, 7, requires_grad=True), (token[:, None] * token % 7).byte()[None])
 
+    def low_rank() -> Terms:
+        pairs = [(_HEADS, n, 4), (1, n, 4)], [(2, 1, n, 2), (1, _HEADS, n, 2)]
+        return Terms(*(LowRank(*(torch.zeros(shape, requires_grad=True) for shape in pair)) for pair in pairs))
+
     segments = torch.where(token < n - 9, token * 4 // n, -1)
     some = Mask(left=n // 4, right=3, query_global=token < 2, key_global=token < 2)
     blocks = Mask(blocks=Blocks((torch.arange(-(-n // 16))[:, None] + torch.arange(-(-n // 16)))[None] % 3 > 0, 16))
@@ -140,6 +145,7 @@ def kinds(n: int) -> tuple[CallKind, ...]:
         CallKind("Transformer-XL's vectors", lambda: TransformerXLPosition(_HEADS, _WIDTH, 32), line),
         CallKind("MViTv2's vectors", lambda: DecomposedPosition(_WIDTH, (size, size)), Grid(size, size)),
         CallKind("TUPE's products", lambda: TUPEPosition(_HEADS, _WIDTH, 32, seq_len=n), line),
+        CallKind("biases of low rank", low_rank, line, mask=Mask.causal(), shared=True),
         CallKind("CoPE's rule", lambda: CoPE(_WIDTH), line, mask=Mask.causal()),
         CallKind("bias of all pairs", lambda: DenseBias(torch.zeros(1, _HEADS, n, n, requires_grad=True)), line),
         CallKind("bias by an index of each pair", indexed, line),

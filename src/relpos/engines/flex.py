@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from relpos.core import (
     LineBias,
     LineVectors,
+    LowRank,
     Mask,
     PairRotations,
     QueryBias,
@@ -39,6 +40,9 @@ NARROWEST = 16
 MOST_ROWS = 512
 """Maximum rows of vectors; one number per row is stored for each query or key."""
 
+MOST_RANK = 8
+"""Maximum rank of a low-rank bias, whose numbers `score_mod` reads one by one."""
+
 _ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A `score_mod`: the new score, from a score and the indices of batch, head, query and key."""
 
@@ -46,9 +50,10 @@ _ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Flex(Engine):
     name = "flex"
     summary = (
-        "PyTorch's FlexAttention, compiled, for line biases and vectors on few rows; CUDA, gradients not deterministic"
+        "PyTorch's FlexAttention, compiled, for biases on lines or of low rank, and vectors on few rows; CUDA, "
+        "gradients not deterministic"
     )
-    served = (LineBias, LineVectors, PairRotations, Rotation, QueryBias, QueryScale, Softcap, Sinks)
+    served = (LineBias, LineVectors, LowRank, PairRotations, Rotation, QueryBias, QueryScale, Softcap, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -64,6 +69,8 @@ class Flex(Engine):
             return "a mask as a tensor"
         if (unknown := self.unknown(call)) is not None:
             return unknown
+        if any(term.query.shape[-1] > MOST_RANK for term in call.terms.of(LowRank)):
+            return f"a LowRank of a rank above {MOST_RANK}"
         for term in call.terms.of(LineVectors):
             if term.side == "value":
                 return "LineVectors on the value side"
@@ -123,6 +130,7 @@ def _score_mod(call: Call) -> _ScoreMod:
     factor = None if temperature is None else temperature.factor.float().expand(call.q.shape[:3])
     steps = [_bias(term, call) for term in call.terms.of(LineBias)]
     steps += [_vectors(term, call) for term in call.terms.of(LineVectors)]
+    steps += [_low_rank(term, call) for term in call.terms.of(LowRank)]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if cap is not None:
@@ -140,6 +148,14 @@ def _bias(term: LineBias, call: Call) -> _ScoreMod:
     values, origin = term.values.float().expand(heads, -1), term.lines.origin
     query, key = term.lines.query.expand(batch, -1), term.lines.key.expand(batch, -1)
     return lambda score, b, h, i, j: score + values[h, query[b, i] - key[b, j] + origin]
+
+
+def _low_rank(term: LowRank, call: Call) -> _ScoreMod:
+    """The products of each rank, which are summed before they are added: large ones of a forget gate cancel."""
+    batch, heads = call.q.shape[:2]
+    query, key = (x.float().expand(batch, heads, -1, -1).unbind(dim=-1) for x in (term.query, term.key))
+    pairs = list(zip(query, key, strict=True))
+    return lambda score, b, h, i, j: score + sum(x[b, h, i] * y[b, h, j] for x, y in pairs)
 
 
 def _vectors(term: LineVectors, call: Call) -> _ScoreMod:

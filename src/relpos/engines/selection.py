@@ -20,6 +20,7 @@ from relpos.core import (
     DenseBias,
     LineBias,
     LineVectors,
+    LowRank,
     Mask,
     PairRotations,
     QueryBias,
@@ -173,7 +174,8 @@ _TOO_SMALL = f"this call is too small: it is faster only from {LEAST:,} scores (
 SCORES_ELSEWHERE = 2**31
 """Scores from which a dense engine's tensors, 8 GiB each, would fill a GPU. Faster there `streaming` is not."""
 TOKENS_OF_TRITON = 512
-"""Tokens from which `triton` is taken. A guess, until `benchmarks/on_gpu.py --parts short` has measured it."""
+"""Tokens from which `triton` is taken. A guess, until `benchmarks/on_gpu.py --parts short` has measured it; and for
+low-rank biases, of which no GPU has measured a kernel, whether it is faster at all."""
 
 # Anywhere
 
@@ -196,7 +198,7 @@ def _triton(call: Call, kind: str) -> str | None:
         return "it would run in Triton's interpreter"
     if call.return_lse:  # PyTorch's kernels do not return it
         return None
-    own = call.terms.one(LineBias) is not None or call.terms.one(PairRotations) is not None
+    own = any(isinstance(term, LineBias | LowRank | PairRotations) for term in call.terms)
     if not own and (call.mask is None or call.mask.is_plain_causal):
         return "without a bias PyTorch's own kernels are available"
     if max(call.q.shape[2], call.k.shape[2]) < TOKENS_OF_TRITON:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from relpos.core import LineBias, Mask, Scale, Terms
+from relpos.core import LineBias, LowRank, Mask, Scale, Terms
 from relpos.engines import backends
 from relpos.engines.selection import ENGINES
+from relpos.engines.triton.limits import MOST_RANK
 from relpos.position import Mechanism
 from relpos.testing.calls import terms_of_case
 
@@ -54,5 +55,7 @@ def lacking(engine: str, position: Terms | Mechanism, *tokens: Any, mask: Mask |
     biases = terms.of(LineBias)
     if len(biases) > 1:
         return "several line biases"
+    if sum(term.query.shape[-1] for term in terms.of(LowRank)) > MOST_RANK:
+        return "low-rank biases"
     learned = [term.lines for term in biases if term.values.requires_grad and term.lines.layout.kind == "irregular"]
     return "irregular lines" if any(x.shape[0] > 1 for a in learned for x in (a.query, a.key) if x.dim() == 2) else None

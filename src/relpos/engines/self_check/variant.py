@@ -21,6 +21,7 @@ from relpos.core import (
     Grid,
     LineBias,
     Lines,
+    LowRank,
     Mask,
     Positions,
     QueryBias,
@@ -124,10 +125,18 @@ def _describe(term: Term) -> tuple[Any, ...] | None:
         return ("QueryBias", _known(term.u.shape[0] == 1), term.u.dtype)
     if isinstance(term, QueryScale):
         return ("QueryScale", term.on, term.factor.dtype, *(_known(size == 1) for size in term.factor.shape[:2]))
+    if isinstance(term, LowRank):
+        sides = [(*_heads_and_batch(x), x.dtype) for x in (term.query, term.key)]
+        return ("LowRank", index(term.query.shape[-1]), *sides)
     if isinstance(term, Sinks):
         axes = [_known(size == 1) for size in term.logits.shape[:2]] if term.of_queries else []
         return ("Sinks", term.logits.dtype, *axes)
     return ("Softcap",) if isinstance(term, Softcap) else None
+
+
+def _heads_and_batch(x: Tensor) -> tuple[bool, bool]:
+    """Whether a side of a low-rank bias is one for all heads, and one for all of the batch."""
+    return _known(x.shape[-3] == 1), _known(x.dim() == 3 or x.shape[0] == 1)
 
 
 def _layout(of_lines: Lines) -> tuple[Any, ...]:
@@ -207,6 +216,14 @@ def small_call(variant: Variant, size: Size) -> Call:
                 made.append(Rotation(tensors[0], tensors[1], layout, 1.0, tensors[2], tensors[3]))
             case "QueryBias":
                 made.append(QueryBias(normal(1 if rest[0] else heads, width, dtype=rest[1])))
+            case "LowRank":
+                rank, *sides = rest
+                shapes = [
+                    (1 if one_batch else BATCH, 1 if one_head else heads, count, rank)
+                    for (one_head, one_batch, _), count in zip(sides, (n, m), strict=True)
+                ]
+                dtypes = [side[2] for side in sides]
+                made.append(LowRank(*(normal(*shape, dtype=x) for shape, x in zip(shapes, dtypes, strict=True))))
             case "Sinks":
                 axes = [1 if one else size for one, size in zip(rest[1:], (BATCH, heads), strict=False)]
                 made.append(Sinks(normal(*((*axes, n) if axes else (heads,)), dtype=rest[0])))

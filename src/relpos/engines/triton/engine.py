@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, PairRotations, QueryBias, QueryScale, Rotation, Sinks
+from relpos.core import LineBias, LowRank, PairRotations, QueryBias, QueryScale, Rotation, Sinks
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards
 from relpos.engines.operators import (
@@ -81,9 +81,9 @@ _REFUSED_PARTS = {
 class Triton(Engine):
     name = "triton"
     shards = Shards(_forward, _backward)
-    summary = "fused kernels for a line bias on GPU, with a deterministic gradient"
+    summary = "fused kernels for biases on a line or of low rank on GPU, with deterministic gradients"
     serves_any_size = True
-    served = (LineBias, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
+    served = (LineBias, LowRank, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -106,9 +106,11 @@ class Triton(Engine):
         for part in () if mask is None else fields(mask):
             if part.name not in _MASK_PARTS and getattr(mask, part.name) is not None:
                 return _REFUSED_PARTS.get(part.name, f"a mask with {part.name}")
-        biases = call.terms.of(LineBias)
-        if biases and call.scale == 0:
+        biases, ranks = call.terms.of(LineBias), [term.query.shape[-1] for term in call.terms.of(LowRank)]
+        if (biases or ranks) and call.scale == 0:
             return "a scale of 0 with a bias"
+        if 0 in ranks or sum(ranks) > limits.MOST_RANK:
+            return f"low-rank biases of rank 0, or of ranks above {limits.MOST_RANK} in all"
         if len(biases) > 1:
             return "several line biases on different lines"
         if any(limits.lacks_order(term) for term in biases):

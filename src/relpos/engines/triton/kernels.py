@@ -9,20 +9,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.dropout import kept_pairs
 from relpos.engines.triton.grid_tiles import PLAIN, as_step, begin_of, stop_of
+from relpos.engines.triton.low_rank import no_sums, of_keys, of_queries, write_sums
 from relpos.engines.triton.tiles import (
     NEGATIVE,
+    all_biases_of,
     bias_at,
     bias_here,
-    bias_of,
     dot,
     dot_onto,
     exp,
     free_span,
-    kept_pairs,
     log,
     product,
     rows,
+    scaled,
     sink_of,
     span,
     sums_of_rows,
@@ -128,13 +130,14 @@ def backward_rows(
 
 @triton.jit
 def backward_keys(
-    d_k, d_v, up, qkv, size, bias, allowed, spans, dropout,
+    d_k, d_v, d_low_rank, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
     SUM: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order."""
+    """The gradients of COLUMNS keys and values of one key head, summed over its query heads in order; and for each of
+    these heads those of the keys of low-rank biases, for which there are targets."""
     start, number = _tile_of_program(size.m, COLUMNS, KEYS)
     key_heads = size.heads // size.groups
     batch, key_head = number // key_heads, number % key_heads
@@ -152,6 +155,7 @@ def backward_keys(
         head64 = head.to(tl.int64)
         head_q, head_up = qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, up.at + batch64 * up.at_b + head64 * up.at_h
         at = bias_at(begin_of(first, QUERIES, ROWS), start, head, bias, ALIKE, QUERIES, KEYS)
+        low_rank = no_sums(d_low_rank, bias.low_rank, COLUMNS, SUM)
         for step in range(first, as_step(stop, QUERIES, ROWS), ROWS):
             begin = begin_of(step, QUERIES, ROWS)
             qi = begin + tl.arange(0, ROWS)
@@ -178,6 +182,9 @@ def backward_keys(
             sum_v = dot_onto(to(used, upstream.dtype, PRECISION), upstream, sum_v, PRECISION)
             d_score = weight * (d_weight - row_delta[None, :])
             sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
+            d_bias = scaled(d_score, qi[None, :], batch, head, size, bias)
+            low_rank = of_keys(low_rank, d_bias, qi[None, :], batch, head, d_low_rank, bias.low_rank)
+        write_sums(d_low_rank, low_rank, kj, stop_of(start, size.m, KEYS), size.m, batch64 * size.heads + head64)
     batch_head = number.to(tl.int64)
     stop = stop_of(start, size.m, KEYS)
     write(d_k + batch_head * size.m * D, sum_k * SCALE, start, stop, D, COLUMNS, D, D_PAD, PRECISION)
@@ -186,13 +193,14 @@ def backward_keys(
 
 @triton.jit
 def backward_queries(
-    d_q, d_factor, up, qkv, size, bias, allowed, spans, dropout,
+    d_q, d_factor, d_low_rank, up, qkv, size, bias, allowed, spans, dropout,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
     SUM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of ROWS queries of one head, and of their factors on the bias, where these are learned."""
+    """The gradient of ROWS queries of one head, of their factors on the bias, where these are learned, and of the
+    queries of low-rank biases, for which there are targets."""
     start, number = _tile_of_program(size.n, ROWS, QUERIES, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
@@ -204,6 +212,7 @@ def backward_queries(
     shift, row_delta = sums_of_rows(up, batch_head, start, ROWS)
     into = tl.zeros([ROWS, D_PAD], SUM)
     of_factor = tl.zeros([ROWS], SUM)
+    low_rank = no_sums(d_low_rank, bias.low_rank, ROWS, SUM)
     first, stop = span(start, ROWS, allowed.left, allowed.right, size.n, size.m, batch, spans, COARSE, QUERIES)
     first = as_step(tl.maximum(first, 0), KEYS, COLUMNS) // COLUMNS * COLUMNS
     low, high = free_span(start, allowed.left, allowed.right, size.m, allowed, ROWS, COLUMNS, KEYS)
@@ -231,8 +240,11 @@ def backward_queries(
         d_score = weight * (d_weight - row_delta[:, None])
         into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
         if d_factor is not None:
-            of_factor += tl.sum(d_score * bias_of(qi[:, None], kj[None, :], batch, head, size, bias), axis=1)
+            of_factor += tl.sum(d_score * all_biases_of(qi[:, None], kj[None, :], batch, head, size, bias), axis=1)
+        d_bias = scaled(d_score, qi[:, None], batch, head, size, bias)
+        low_rank = of_queries(low_rank, d_bias, kj[None, :], batch, head, d_low_rank, bias.low_rank)
     stop = stop_of(start, size.n, QUERIES)
+    write_sums(d_low_rank, low_rank, qi, stop, size.n, batch_head)
     if d_factor is not None:
         tl.store(d_factor + batch_head * size.n + qi, of_factor * SCALE, mask=qi < stop)
     write(d_q + batch_head * size.n * D, into * SCALE, start, stop, D, ROWS, D, D_PAD, PRECISION)

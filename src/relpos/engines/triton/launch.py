@@ -14,11 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, QueryScale, Sinks, cached
+from relpos.core import LineBias, Lines, LowRank, QueryScale, Sinks, cached
 from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.limits import HOPPERS, cdiv, interpreting, power_of_2, shared_memory
+from relpos.engines.triton.low_rank import Factors
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Launches:
         line = self.line(call)
         self.layout = None if line is None else line.lines.layout
         self.pad = 0 if self.layout is None else grids.padding(self.layout, spans.COARSE)
+        self.low_rank_at = [index for index, kind in enumerate(kinds) if kind is LowRank]
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
         self.factor_at = kinds.index(QueryScale) if QueryScale in kinds else None
         self.tested = call.mask is not None
@@ -55,6 +57,10 @@ class Launches:
         """The bias of a call."""
         found: LineBias | None = None if self.line_at is None else call.terms.items[self.line_at]  # type: ignore[assignment]
         return found
+
+    def low_rank(self, call: Call) -> list[LowRank]:
+        """The biases of low rank of a call."""
+        return [call.terms.items[index] for index in self.low_rank_at]  # type: ignore[misc]
 
     def sinks(self, call: Call) -> Sinks | None:
         """The sinks of a call."""
@@ -72,10 +78,15 @@ class Launches:
         return tiles.QKV(q.readable(call.q), *q.strides, k.readable(call.k), *k.strides, v.readable(call.v), *v.strides)
 
     def bias(self, call: Call) -> tiles.Bias:
-        """The table of a call, and its lines."""
-        line = self.line(call)
-        if line is None:
+        """The table of a call, its lines, and its biases of low rank."""
+        line, found = self.line(call), self.low_rank(call)
+        if line is None and not found:
             return _NO_BIAS
+        scale = self.factor(call)
+        factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
+        rest = (*factor, tuple([self._ranks(term) for term in found]), tl.constexpr(1 / self.scale))
+        if line is None:
+            return tiles.Bias(*_NO_TABLE, *rest)
         lines, values = line.lines, line.values
         rows, length = values.shape
         pad = self.pad
@@ -84,19 +95,29 @@ class Launches:
             table, values, *values.stride(), length, varying=values.data_ptr() % 16
         )
         head = 0 if rows == 1 else length + 2 * pad
-        scale = self.factor(call)
-        factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
         apart, *prefixes = grids.starts(lines.layout)
         first = pad + lines.origin + apart
         if lines.layout.kind == "affine":
-            return tiles.Bias(table, head, None, 0, None, 0, first, first, 0, 0, *factor)
+            return tiles.Bias(table, head, None, 0, None, 0, first, first, 0, 0, *rest)
         query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
         query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
-        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, first, *prefixes, *factor)
+        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, first, *prefixes, *rest)
 
     def _padded(self, rows: int, length: int) -> Kernel:
         constants = {"PAD": self.pad, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
         return Kernel(table_kernels.padded, (cdiv(length + 2 * self.pad, _ENTRIES), rows), constants)
+
+    def _ranks(self, term: LowRank) -> Factors:
+        """A bias of low rank, rank by rank, with as many zeros at the ends as the table has."""
+        pad = 3 * min(spans.COARSE, max(16, power_of_2(max(self.n, self.m))))
+        sides: list[Any] = []
+        for given in (term.query, term.key):
+            x = given.detach() if given.dim() == 4 else given.detach()[None]
+            batch, heads, tokens, rank = x.shape
+            side = x.new_zeros((batch, heads, rank, tokens + pad), dtype=self.wide)
+            side[..., :tokens] = x.mT
+            sides += [side, (batch > 1) * side.stride(0), (heads > 1) * side.stride(1), tokens + pad]
+        return Factors._make((*sides, tl.constexpr(term.query.shape[-1])))
 
     def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
         """The mask of a call, and the spans of queries and of keys."""
@@ -142,6 +163,7 @@ class Launches:
     def shape(self, kind: str) -> dict[str, int]:
         """Rows, columns, warps and stages of a kernel: fixed, so that sums have the same order in every run."""
         half = self.dtype in (torch.float16, torch.bfloat16)
+        kind += " of ranks" * (bool(self.low_rank_at) and kind in ("queries", "keys"))
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
         large_memory = shared_memory(self.device) >= HOPPERS
         found = dict(SHAPES[kind, "half" if half else "full", classes[0 if large_memory else min(1, len(classes) - 1)]])
@@ -176,7 +198,8 @@ class _Reader:
 _CLASSES = (64, 128, 256)
 _ENTRIES = 1024
 """Numbers of a table that a program of `padded` writes."""
-_NO_BIAS = tiles.Bias(None, 0, None, 0, None, 0, 0, 0, 0, 0, None, 0, 0)
+_NO_TABLE = (None, 0, None, 0, None, 0, 0, 0, 0, 0)
+_NO_BIAS = tiles.Bias(*_NO_TABLE, None, 0, 0, (), None)
 _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
@@ -229,6 +252,18 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys", "full", 64): _shape(32, 64, 4, 2),
     ("keys", "full", 128): _shape(32, 32, 8, 1),
     ("keys", "full", 256): _shape(16, 32, 8, 1),
+    ("queries of ranks", "half", 64): _shape(64, 32, 4, 2),
+    ("queries of ranks", "half", 128): _shape(64, 32, 4, 2),
+    ("queries of ranks", "half", 256): _shape(64, 16, 8, 1),
+    ("queries of ranks", "full", 64): _shape(64, 16, 4, 2),
+    ("queries of ranks", "full", 128): _shape(32, 16, 8, 1),
+    ("queries of ranks", "full", 256): _shape(16, 16, 8, 1),
+    ("keys of ranks", "half", 64): _shape(32, 64, 4, 2),
+    ("keys of ranks", "half", 128): _shape(32, 64, 8, 2),
+    ("keys of ranks", "half", 256): _shape(16, 64, 8, 1),
+    ("keys of ranks", "full", 64): _shape(16, 64, 4, 2),
+    ("keys of ranks", "full", 128): _shape(16, 32, 8, 1),
+    ("keys of ranks", "full", 256): _shape(16, 32, 8, 1),
     ("table", "half", 64): _shape(64, 64, 4, 3),
     ("table", "half", 128): _shape(64, 64, 4, 3),
     ("table", "half", 256): _shape(32, 32, 4, 1),
@@ -237,4 +272,5 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
-in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); the others are not measured."""
+in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); the others are not measured. Those of
+ranks are half as large: registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""

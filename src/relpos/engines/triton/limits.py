@@ -11,6 +11,9 @@ from relpos.core import LineBias, Lines
 
 MOST_AXES = 3
 """Maximum axes of regular lines whose bias needs a gradient."""
+MOST_RANK = 8
+"""Maximum rank of low-rank biases, of all together: each takes registers, and a multiplication a pair. Forget gates
+have ranks of 4 and 2, CABLE of 4 and 3."""
 FEW = 256
 """Up to this many tokens, the gradient of a bias is summed pair by pair, for any lines."""
 HOPPERS = 227 * 1024

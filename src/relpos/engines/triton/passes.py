@@ -62,18 +62,27 @@ def backward(
     )
     scale = launches.factor(call)
     learned = scale is not None and gradients.wants(scale.factor)
-    if gradients.wants(call.q) or learned:
+    sides = [term.query for term in launches.low_rank(call)]
+    d_sides = _targets(sides, launches, gradients)
+    if learned or any(map(gradients.wants, (call.q, *sides))):
         d_q = call.q.new_empty(call.q.shape)
         d_factor = lse.new_empty(lse.shape) if learned else None
         launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
-            d_q, d_factor, *rows, of_queries, dropout, varying=(varying, learned)
-        )
+            d_q, d_factor, d_sides, *rows, of_queries, dropout,
+            varying=(varying, learned, *map(gradients.wants, sides)),
+        )  # fmt: skip
         gradients.add(call.q, d_q)
         if scale is not None and d_factor is not None:
             gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
-    if gradients.wants(call.k) or gradients.wants(call.v):
+        _add(gradients, sides, d_sides)
+    sides = [term.key for term in launches.low_rank(call)]
+    d_sides = _targets(sides, launches, gradients)
+    if any(map(gradients.wants, (call.k, call.v, *sides))):
         d_k, d_v = call.k.new_empty(call.k.shape), call.v.new_empty(call.v.shape)
-        launches.once("keys", lambda: _by_keys(launches))(d_k, d_v, *rows, of_keys, dropout, varying=varying)
+        launches.once("keys", lambda: _by_keys(launches))(
+            d_k, d_v, d_sides, *rows, of_keys, dropout, varying=(varying, *map(gradients.wants, sides))
+        )
+        _add(gradients, sides, d_sides)
         for x, gradient in ((call.k, d_k), (call.v, d_v)):
             gradients.add(x, gradient)
     line = launches.line(call)
@@ -86,6 +95,22 @@ def backward(
         gradients.add(
             sinks.logits, share.sum_to_size(sinks.logits.shape) if sinks.of_queries else share.sum(dim=(0, 2))
         )
+
+
+def _targets(sides: list[Tensor], launches: Launches, gradients: Gradients) -> tuple[Tensor | None, ...]:
+    """For each side of a low-rank bias an empty `[B, H, R, tokens]`, if its gradient is wanted."""
+    heads = launches.batch, launches.heads
+
+    def empty(side: Tensor) -> Tensor:
+        return side.new_empty((*heads, side.shape[-1], side.shape[-2]), dtype=launches.wide)
+
+    return tuple([empty(side) if gradients.wants(side) else None for side in sides])
+
+
+def _add(gradients: Gradients, sides: list[Tensor], found: tuple[Tensor | None, ...]) -> None:
+    """Add what the kernels wrote for each side, summed over the heads and the batch that share it."""
+    for side, gradient in zip(sides, found, strict=True):
+        gradients.add(side, None if gradient is None else gradient.mT.sum_to_size(side.shape))
 
 
 def _by_queries(launches: Launches, kind: str, kernel: Any) -> Kernel:

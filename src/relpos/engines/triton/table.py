@@ -153,7 +153,11 @@ def _of_prefix(
     entries = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
     scale = launches.factor(call)
     factor = 1.0 if scale is None else scale.factor.detach().to(launches.wide)[:, :, queries, None]
-    score = (q @ k.mT) * call.scale + line.values.detach().to(launches.wide)[:, entries] * factor
+    added = line.values.detach().to(launches.wide)[:, entries]
+    for term in launches.low_rank(call):
+        query, key = (x.detach().to(launches.wide) for x in (term.query[..., queries, :], term.key[..., keys, :]))
+        added = added + query @ key.mT
+    score = (q @ k.mT) * call.scale + added * factor
     numbers = torch.arange(queries.start, queries.stop, device=q.device)
     if call.mask is not None:
         score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)

@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from relpos.engines.triton.tiles import bias_of, dot, dot_onto, exp, kept_pairs, rows, scaled, sums_of_rows, tested
+from relpos.engines.triton.dropout import kept_pairs
+from relpos.engines.triton.tiles import (
+    bias_of,
+    dot,
+    dot_onto,
+    exp,
+    rows,
+    scaled,
+    sums_of_rows,
+    tested,
+    with_low_rank,
+)
 
 
 @triton.jit
@@ -35,7 +46,8 @@ def _d_scores(
 ):  # fmt: skip
     """The gradient of the bias of one tile: EDGE queries and keys from `query_at` and `key_at` on, up to their stops.
 
-    `tile_bias` is the bias of the tile, which all tiles of a program share.
+    `tile_bias` is the line bias of the tile, which all tiles of a program share. `batch` is inside of the batch even
+    where a compiler reads ahead of the loop: low-rank biases are read without a mask.
     """
     batch64, head64 = batch.to(tl.int64), head.to(tl.int64)
     shared = head64 // size.groups
@@ -45,6 +57,7 @@ def _d_scores(
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, query_at, query_stop, up.at_n, EDGE, V, V_PAD, FULL)
     shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, query_at, EDGE)
     qi, kj = query_at + tl.arange(0, EDGE), key_at + tl.arange(0, EDGE)
+    tile_bias = with_low_rank(tile_bias, qi[:, None], kj[None, :], batch, head, bias)
     raw = dot_onto(query, tl.trans(key), scaled(tile_bias, qi[:, None], batch, head, size, bias), PRECISION)
     if not free:
         raw = tested(raw, qi[:, None], kj[None, :], query_stop, key_stop, batch, size, allowed, SCALE)
@@ -72,8 +85,8 @@ def backward_pairs(
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
         summed += _d_scores(
-            tile_bias, up, qkv, size, bias, allowed, dropout, first + step, head, query_at, size.n, key_at, size.m,
-            False, D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
+            tile_bias, up, qkv, size, bias, allowed, dropout, tl.minimum(first + step, batches - 1), head, query_at,
+            size.n, key_at, size.m, False, D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
     first = partial + (part * size.heads + head).to(tl.int64) * size.n * size.m
     tl.store(first + qi * size.m + kj, summed, mask=(qi < size.n) & (kj < size.m))
@@ -171,8 +184,8 @@ def backward_table(
     for _ in range(steps):
         query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, EDGE)
         summed += _d_scores(
-            tile_bias, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
-            D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
+            tile_bias, up, qkv, size, bias, allowed, dropout, tl.minimum(batch, batches - 1), head, query_at,
+            query_stop, key_at, key_stop, free, D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
         batch, cell = _following(batch, cell, first, stop)
     # diagonals become columns: column x of row r holds key r + EDGE - x, at offset x - EDGE

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from relpos.engines.triton.grid_tiles import PLAIN, coordinate
+from relpos.engines.triton.low_rank import low_rank_of
 from relpos.engines.triton.reads import read, read_lattice
 
 NEGATIVE = tl.constexpr(-float("inf"))
@@ -63,6 +64,7 @@ class Counts(NamedTuple):
 
 class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
+    And biases of low rank, a tuple of `Factors`, not divided; `inverse` is 1 / scale, a constant.
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. On
     regular lines `first` is that of the first ones after the prefixes, whose own coordinates are `query_prefix` and
@@ -83,6 +85,8 @@ class Bias(NamedTuple):
     factor: Any
     factor_b: Any
     factor_h: Any
+    low_rank: Any
+    inverse: Any
 
 
 class Allowed(NamedTuple):
@@ -191,25 +195,6 @@ def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _mix(x):
-    """lowbias32 on 32-bit words, as `core.random.mix_`."""
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def kept_pairs(dropout, batch, head, qi, kj):
-    """The pairs that dropout keeps."""
-    word = _mix(tl.load(dropout.seed).to(tl.uint32))
-    word = _mix(_mix(word ^ batch) ^ head)
-    word = _mix(_mix(word ^ qi.to(tl.uint32)) ^ kj.to(tl.uint32))
-    return word.to(tl.int64) >= dropout.threshold
-
-
-@triton.jit
 def bias_of(qi, kj, batch, head, size, bias):
     """The bias of any pairs, one load per pair."""
     row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
@@ -226,6 +211,23 @@ def scaled(tile_bias, qi, batch, head, size, bias):
         row = tl.minimum(qi, size.n - 1)
         tile_bias *= tl.load(bias.factor + batch.to(tl.int64) * bias.factor_b + head * bias.factor_h + row)
     return tile_bias
+
+
+@triton.jit
+def with_low_rank(tile_bias, qi, kj, batch, head, bias):
+    """A tile of a line bias plus the biases of low rank, divided by the scale too."""
+    if len(bias.low_rank) > 0:
+        tile_bias += low_rank_of(qi, kj, batch, head, bias.low_rank) * bias.inverse
+    return tile_bias
+
+
+@triton.jit
+def all_biases_of(qi, kj, batch, head, size, bias):
+    """What `product` adds for any pairs, without the factors of queries."""
+    if bias.table is not None:
+        return with_low_rank(bias_of(qi, kj, batch, head, size, bias), qi, kj, batch, head, bias)
+    else:
+        return low_rank_of(qi, kj, batch, head, bias.low_rank) * bias.inverse
 
 
 @triton.jit
@@ -264,22 +266,23 @@ def product(
     a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, ALIKE: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """a @ b, plus the bias of the tile, if any, which will be scaled with it.
+    """a @ b, plus the biases of the tile, if any, which will be scaled with it.
 
     `at` comes from `bias_at`; SIGN is 1 if rows are queries, and -1 if they are keys. ALIKE, QUERIES and KEYS: see
     `grids`. The bias is the initial value of the sum: if it were added afterwards, Triton's pipeline would copy it to
     shared memory one number at a time.
     """
-    if bias.table is None:
+    if bias.table is None and len(bias.low_rank) == 0:
         return dot(a, b, PRECISION)
-    elif not ALIKE:
-        tile_bias = bias_of(qi, kj, batch, head, size, bias)
-        return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
     else:
-        if SIGN == 1:
+        if bias.table is None or not ALIKE:
+            tile_bias = all_biases_of(qi, kj, batch, head, size, bias)
+        elif SIGN == 1:
             tile_bias = read_lattice(at, a.shape[0], b.shape[1], 1, QUERIES, KEYS)
+            tile_bias = with_low_rank(tile_bias, qi, kj, batch, head, bias)
         else:
             tile_bias = read_lattice(at, a.shape[0], b.shape[1], -1, KEYS, QUERIES)
+            tile_bias = with_low_rank(tile_bias, qi, kj, batch, head, bias)
         return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
 
 
