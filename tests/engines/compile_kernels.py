@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from relpos import Grid, LineBias, LowRank, Mask, QueryScale, Sequence, Sinks, Terms, lines
+from relpos import Grid, LineBias, LineVectors, LowRank, Mask, QueryScale, Sequence, Sinks, Terms, lines
 from relpos.core import after_content
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
@@ -36,6 +36,7 @@ passes = importlib.import_module("relpos.engines.triton.passes")
 rotation = importlib.import_module("relpos.engines.triton.rotation")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
+vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
 _TYPES = {
@@ -122,6 +123,7 @@ def spills(binary: bytes) -> str:
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries"),
     table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
+    vector_kernels: ("weights", "sum_by_column"),
 }
 """By the module that has them."""
 
@@ -137,6 +139,7 @@ def run(label: str, call: Call, arch: int) -> int:
     out, lse = passes.forward(call)
     learned = [term.values for term in call.terms.of(LineBias)] + [term.factor for term in call.terms.of(QueryScale)]
     learned += [side for term in call.terms.of(LowRank)[1:] for side in (term.query, term.key)]
+    learned += [term.vectors for term in call.terms.of(LineVectors)]
     gradients = Gradients([call.q, call.k, call.v, *learned])
     passes.backward(call, out, lse, torch.zeros_like(out), torch.zeros_like(lse), gradients)
     for module, recorder in recorders:
@@ -191,6 +194,27 @@ def calls(everything: bool) -> Any:
         yield f"forget gate{'' if width == 64 else ' and sequence'}, width {width}, {str(dtype)[6:]} causal,", call
 
 
+def with_vectors(everything: bool) -> Any:
+    """Calls with vectors: DeBERTa's; with everything Shaw's, Transformer-XL's and those of a grid's axes, too."""
+    line, grid = lines(Sequence(256)), lines(Grid(16, 16))
+    buckets, cells = torch.arange(line.length) // 4, torch.arange(grid.length)
+    dtypes = (torch.bfloat16, torch.float32) if everything else (torch.bfloat16,)
+    for width, dtype, word in itertools.product((64, 128), dtypes, ("", "causal")):
+        few, of_axis = torch.zeros(4, 128, width), torch.zeros(4, 31, width)
+        given = {
+            "DeBERTa": [LineVectors(few, buckets, line, side) for side in ("query", "key")],
+            "Shaw": [LineVectors(few, buckets, line, side) for side in ("query", "value")],
+            "Transformer-XL": [LineVectors(torch.zeros(4, line.length, width), None, line, "query")],
+            "axes": [LineVectors(of_axis, index, grid, "query") for index in (cells % 31, cells // 31)],
+        }
+        q, k, v = torch.zeros(3, 2, 4, 256, width, dtype=dtype)
+        for name, terms in given.items():
+            label = f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},"
+            call = Call(q, k, v, Terms(*terms), Mask.causal() if word else None, 0.1)
+            if everything or (name == "DeBERTa" and width == 64 and not word):
+                yield label, call
+
+
 def turns(arch: int) -> int:
     """The rotation's kernel, compiled both ways."""
     recorder = Recorder(kernels.turn, "rotation, bfloat16,", arch)
@@ -210,7 +234,9 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    return turns(asked.arch) + sum(run(label, call, asked.arch) for label, call in calls(asked.all))
+    return turns(asked.arch) + sum(
+        run(label, call, asked.arch) for label, call in (*calls(asked.all), *with_vectors(asked.all))
+    )
 
 
 if __name__ == "__main__":

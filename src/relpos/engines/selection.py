@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from relpos.core import (
+    AxisVectors,
     DenseBias,
     LineBias,
     LineVectors,
@@ -175,7 +176,8 @@ SCORES_ELSEWHERE = 2**31
 """Scores from which a dense engine's tensors, 8 GiB each, would fill a GPU. Faster there `streaming` is not."""
 TOKENS_OF_TRITON = 512
 """Tokens from which `triton` is taken. A guess, until `benchmarks/on_gpu.py --parts short` has measured it; and for
-low-rank biases, of which no GPU has measured a kernel, whether it is faster at all."""
+low-rank biases, of which no GPU has measured a kernel, whether it is faster at all. So it is for vectors: `triton` is
+taken for them because its memory is bounded, where dense scores are several tensors."""
 
 # Anywhere
 
@@ -198,7 +200,7 @@ def _triton(call: Call, kind: str) -> str | None:
         return "it would run in Triton's interpreter"
     if call.return_lse:  # PyTorch's kernels do not return it
         return None
-    own = any(isinstance(term, LineBias | LowRank | PairRotations) for term in call.terms)
+    own = any(isinstance(term, LineBias | LineVectors | AxisVectors | LowRank | PairRotations) for term in call.terms)
     if not own and (call.mask is None or call.mask.is_plain_causal):
         return "without a bias PyTorch's own kernels are available"
     if max(call.q.shape[2], call.k.shape[2]) < TOKENS_OF_TRITON:

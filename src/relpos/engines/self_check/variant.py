@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from relpos.core import (
+    AxisVectors,
     Blocks,
     Coordinates,
     Grid,
     LineBias,
     Lines,
+    LineVectors,
     LowRank,
     Mask,
     Positions,
@@ -32,6 +34,7 @@ from relpos.core import (
     Softcap,
     Term,
     Terms,
+    axis_lines,
     lines,
 )
 from relpos.core.line import Ramp
@@ -44,6 +47,8 @@ _MOST_PREFIX = 5
 """Prefix tokens from which on kernels are the same."""
 _CELLS = (16, 32, 64)
 """Lengths of rows to which tiles cannot be aligned are rounded up to these; tiles differ between them."""
+
+_VECTORS, _WIDTH_OF_CONTENT = 13, 5
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {
@@ -92,7 +97,7 @@ class Variant(NamedTuple):
 
 def variant_of(call: Call) -> Variant | None:
     """The variant of a call; None if no small call can be made for one of its terms."""
-    terms = [_describe(term) for term in call.terms]
+    terms = [_describe(term, call.terms) for term in call.terms]
     if any(term is None for term in terms):
         return None
     n, m = call.q.shape[2], call.k.shape[2]
@@ -113,8 +118,16 @@ def _known(x: bool) -> bool:
     return True if x else False  # noqa: SIM210
 
 
-def _describe(term: Term) -> tuple[Any, ...] | None:
+def _describe(term: Term, terms: Terms) -> tuple[Any, ...] | None:
     """The kind of a term and its properties that select kernels; None if no small call can be made for it."""
+    if isinstance(term, LineVectors):
+        return ("LineVectors", _of_vectors(term), _like(term, terms), *_layout(term.lines))
+    if isinstance(term, AxisVectors):
+        of_axes = tuple((_known(x.shape[0] == 1), x.dtype) for x in term.vectors)
+        axes, differ, *cells = _layout(term.lines[0])
+        if len(term.lines) == 1:
+            return ("AxisVectors", of_axes, 0, axes, differ, *cells)
+        return None if differ else ("AxisVectors", of_axes, 0, len(term.lines), False, _SQUARE, _SQUARE)
     if isinstance(term, LineBias):
         return ("LineBias", _known(term.values.shape[0] == 1), term.values.dtype, *_layout(term.lines))
     if isinstance(term, Rotation) and term.widens == 1:
@@ -139,6 +152,24 @@ def _heads_and_batch(x: Tensor) -> tuple[bool, bool]:
     return _known(x.shape[-3] == 1), _known(x.dim() == 3 or x.shape[0] == 1)
 
 
+def _of_vectors(term: LineVectors) -> tuple[Any, ...]:
+    """Side, whether the scale applies, dtype of an index, and of each tensor which axes are shared, and its dtype."""
+    index = None if term.index is None else term.index.dtype
+    bias = None if term.bias is None else (_known(term.bias.shape[0] == 1), term.bias.dtype)
+    shared = () if term.content is None else tuple(_known(size == 1) for size in term.content.shape[:2])
+    content = None if term.content is None else (shared, term.content.dtype)
+    return (term.side, term.scaled, index, (_known(term.vectors.shape[0] == 1), term.vectors.dtype), bias, content)
+
+
+def _like(term: LineVectors, terms: Terms) -> int:
+    """The number of the first vectors that are read by the same index on the same line."""
+    for number, other in enumerate(terms.of(LineVectors)):
+        same = other.index is term.index and _known(other.vectors.shape[1] == term.vectors.shape[1])
+        if same and other.lines.same_structure(term.lines):
+            return number
+    return 0
+
+
 def _layout(of_lines: Lines) -> tuple[Any, ...]:
     """Number of axes (0: irregular), whether lines differ in the batch, and what decides tiles of queries and keys."""
     query, key = of_lines.layout.query, of_lines.layout.key
@@ -148,7 +179,8 @@ def _layout(of_lines: Lines) -> tuple[Any, ...]:
     return (len(query.sizes), differ, _cells(query), _cells(key))
 
 
-_NO_CELLS = (0, 0, 0)
+_NO_CELLS, _SQUARE = (0, 0, 0), (0, 16, 0)
+"""Of a sequence, and of any grid whose axes are read apart."""
 
 
 def _cells(ramp: Ramp) -> tuple[int, int, int]:
@@ -198,8 +230,39 @@ def small_call(variant: Variant, size: Size) -> Call:
     heads = KEY_HEADS * (SHARING if variant.grouped else 1)
     width, value_width = variant.widths
     made: list[Term] = []
+    indices: dict[Any, Tensor] = {}
     for kind, *rest in variant.terms:
         match kind:
+            case "LineVectors":
+                (side, scaled, index_dtype, *tensors), like = rest[:2]
+                line = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+                count = _VECTORS + like
+                if index_dtype is not None and like not in indices:
+                    entries = torch.arange(line.length, device="cpu")
+                    indices[like] = (entries // 3 % (count + 1) - 1).to(index_dtype)  # -1 reads zeros
+                met, bias, content = tensors
+                inner = _WIDTH_OF_CONTENT if content else value_width if side == "value" else width
+                sizes = [] if content is None else [
+                    1 if one else size for one, size in zip(content[0], (BATCH, heads), strict=True)
+                ]  # fmt: skip
+                made.append(
+                    LineVectors(
+                        normal(1 if met[0] else heads, count, inner, dtype=met[1]),
+                        None if index_dtype is None else indices[like],
+                        line,
+                        side,
+                        scaled,
+                        None if bias is None else normal(1 if bias[0] else heads, inner, dtype=bias[1]),
+                        None if content is None else normal(*sizes, n, inner, dtype=content[1]),
+                    )
+                )
+            case "AxisVectors":
+                of_axes = axis_lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+                vectors = tuple(
+                    normal(1 if shared else heads, _VECTORS, width, dtype=dtype)
+                    for (shared, dtype), _ in zip(rest[0], of_axes, strict=True)
+                )
+                made.append(AxisVectors(vectors, of_axes))
             case "LineBias":
                 shared, dtype = rest[:2]
                 line = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
@@ -250,7 +313,8 @@ def _coordinates(variant: Variant, size: Size, generator: torch.Generator) -> tu
     """The coordinates of queries and keys of a small call; the same object if they are equal."""
     count = TOKENS[size, variant.few]
     fewer = count - (_CUT[size] if variant.cross else 0)
-    layout = next((term[3:] for term in variant.terms if term[0] == "LineBias"), (1, False, _NO_CELLS, _NO_CELLS))
+    on_lines = ("LineBias", "LineVectors", "AxisVectors")
+    layout = next((term[3:] for term in variant.terms if term[0] in on_lines), (1, False, _NO_CELLS, _NO_CELLS))
     axes, differ, *cells = layout
     both: list[Coordinates] = []
     for tokens, (prefix, row, plane) in zip((count, fewer), cells, strict=True):

@@ -11,7 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core import LineBias, LowRank, PairRotations, QueryBias, QueryScale, Rotation, Sinks
+from relpos.core import (
+    AxisVectors,
+    LineBias,
+    LineVectors,
+    LowRank,
+    PairRotations,
+    QueryBias,
+    QueryScale,
+    Rotation,
+    Sinks,
+)
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards
 from relpos.engines.operators import (
@@ -23,7 +33,7 @@ from relpos.engines.operators import (
     lacks_transform,
     of_each,
 )
-from relpos.engines.triton import limits
+from relpos.engines.triton import limits, vector_sets
 
 _WIDEST = 256
 
@@ -81,9 +91,9 @@ _REFUSED_PARTS = {
 class Triton(Engine):
     name = "triton"
     shards = Shards(_forward, _backward)
-    summary = "fused kernels for biases on a line or of low rank on GPU, with deterministic gradients"
+    summary = "fused kernels for biases on a line or of low rank, and for vectors, on GPU, with deterministic gradients"
     serves_any_size = True
-    served = (LineBias, LowRank, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
+    served = (LineBias, LineVectors, AxisVectors, LowRank, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
 
     def unsupported(self, call: Call) -> str | None:
@@ -117,7 +127,7 @@ class Triton(Engine):
             return (
                 f"the gradient of a bias on irregular lines of over {limits.FEW} tokens, or that differ within a batch"
             )
-        return lacks_transform()
+        return vector_sets.unsupported(call) or lacks_transform()
 
     def plan(self, call: Call) -> Compute:
         from relpos.engines.triton.rotation import rotate

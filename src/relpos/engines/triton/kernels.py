@@ -9,19 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.arithmetic import dot_onto, exp, log, to
 from relpos.engines.triton.dropout import kept_pairs
 from relpos.engines.triton.grid_tiles import PLAIN, as_step, begin_of, stop_of
 from relpos.engines.triton.low_rank import no_sums, of_keys, of_queries, write_sums
 from relpos.engines.triton.tiles import (
     NEGATIVE,
-    all_biases_of,
     bias_at,
     bias_here,
-    dot,
-    dot_onto,
-    exp,
     free_span,
-    log,
+    of_program,
     product,
     rows,
     scaled,
@@ -29,34 +26,29 @@ from relpos.engines.triton.tiles import (
     span,
     sums_of_rows,
     tested,
-    to,
+    unscaled,
     write,
 )
+from relpos.engines.triton.vector_reads import d_weights, write_pairs
 
 
 @triton.jit
-def _tile_of_program(count, SIZE: tl.constexpr, SIDE: tl.constexpr, BACKWARDS: tl.constexpr = False):
-    """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
-
-    BACKWARDS: programs of the last tokens start first, because they have the most work.
-    """
+def _tile_of_program(count, SIZE: tl.constexpr, SIDE: tl.constexpr):
+    """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most)."""
     tiles = tl.cdiv(as_step(count, SIDE, SIZE), SIZE)
-    tile = tl.program_id(0) % tiles
-    if BACKWARDS:
-        tile = tiles - 1 - tile
-    return begin_of(tile * SIZE, SIDE, SIZE), tl.program_id(0) // tiles
+    return begin_of(tl.program_id(0) % tiles * SIZE, SIDE, SIZE), tl.program_id(0) // tiles
 
 
 @triton.jit
 def forward(
-    out, lse, qkv, size, bias, allowed, spans, dropout, sink,
+    out, lse, qkv, size, bias, allowed, spans, dropout, sink, chunk,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
     SUM: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of ROWS queries of one head."""
-    start, number = _tile_of_program(size.n, ROWS, QUERIES, allowed.right is not None)
+    start, number = of_program(size.n, ROWS, chunk, QUERIES, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     query = rows(qkv.q + batch64 * qkv.q_b + head64 * qkv.q_h, start, size.n, qkv.q_n, ROWS, D, D_PAD)
@@ -77,8 +69,8 @@ def forward(
         key = rows(head_k, begin, size.m, qkv.k_n, COLUMNS, D, D_PAD, FULL)
         here = bias_here(at, start, begin, head, bias, ALIKE, QUERIES, KEYS)
         raw = product(
-            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
-            PRECISION,
+            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, chunk, ALIKE, QUERIES,
+            KEYS, PRECISION,
         )  # fmt: skip
         at -= COLUMNS
         if TESTED:
@@ -130,7 +122,7 @@ def backward_rows(
 
 @triton.jit
 def backward_keys(
-    d_k, d_v, d_low_rank, up, qkv, size, bias, allowed, spans, dropout,
+    d_k, d_v, d_low_rank, pairs, up, qkv, size, bias, allowed, spans, dropout, chunk,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
@@ -140,6 +132,8 @@ def backward_keys(
     these heads those of the keys of low-rank biases, for which there are targets."""
     start, number = _tile_of_program(size.m, COLUMNS, KEYS)
     key_heads = size.heads // size.groups
+    if chunk.first_head is not None:
+        number += chunk.first_head // size.groups
     batch, key_head = number // key_heads, number % key_heads
     batch64, key_head64 = batch.to(tl.int64), key_head.to(tl.int64)
     kj = start + tl.arange(0, COLUMNS)
@@ -148,6 +142,8 @@ def backward_keys(
     sum_k = tl.zeros([COLUMNS, D_PAD], SUM)
     sum_v = tl.zeros([COLUMNS, V_PAD], SUM)
     first, stop = span(start, COLUMNS, allowed.right, allowed.left, size.m, size.n, batch, spans, COARSE, KEYS)
+    if chunk.first_head is not None:
+        first, stop = tl.maximum(first, chunk.first_row), tl.minimum(stop, chunk.first_row + chunk.rows)
     first = as_step(tl.maximum(first, 0), QUERIES, ROWS) // ROWS * ROWS
     low, high = free_span(start, allowed.right, allowed.left, size.n, allowed, COLUMNS, ROWS, QUERIES)
     for member in range(size.groups):
@@ -164,8 +160,8 @@ def backward_keys(
             shift, row_delta = sums_of_rows(up, batch64 * size.heads + head64, begin, ROWS)
             here = bias_here(at, begin, start, head, bias, ALIKE, QUERIES, KEYS)
             raw = product(
-                key, tl.trans(query), qi[None, :], kj[:, None], here, -1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
-                PRECISION,
+                key, tl.trans(query), qi[None, :], kj[:, None], here, -1, batch, head, size, bias, chunk, ALIKE,
+                QUERIES, KEYS, PRECISION,
             )  # fmt: skip
             at += ROWS
             if TESTED:
@@ -173,7 +169,9 @@ def backward_keys(
                     query_stop = stop_of(begin, size.n, QUERIES)
                     raw = tested(raw, qi[None, :], kj[:, None], query_stop, size.m, batch, size, allowed, SCALE)
             weight = exp(raw * (SCALE * UNIT) - shift[None, :], UNIT)
-            d_weight = dot(value, tl.trans(upstream), PRECISION)
+            d_weight = d_weights(
+                value, tl.trans(upstream), qi[None, :], kj[:, None], batch, head, size, chunk, PRECISION
+            )
             used = weight
             if dropout.seed is not None:
                 kept = kept_pairs(dropout, batch, head, qi[None, :], kj[:, None])
@@ -183,17 +181,24 @@ def backward_keys(
             d_score = weight * (d_weight - row_delta[None, :])
             sum_k = dot_onto(to(d_score, query.dtype, PRECISION), query, sum_k, PRECISION)
             d_bias = scaled(d_score, qi[None, :], batch, head, size, bias)
+            if pairs is not None:
+                line = batch64 * size.heads + head64 - chunk.first_head
+                write_pairs(pairs, d_bias, line, kj[:, None], qi[None, :], 0, size.m, chunk.first_row, chunk.rows)
             low_rank = of_keys(low_rank, d_bias, qi[None, :], batch, head, d_low_rank, bias.low_rank)
         write_sums(d_low_rank, low_rank, kj, stop_of(start, size.m, KEYS), size.m, batch64 * size.heads + head64)
     batch_head = number.to(tl.int64)
     stop = stop_of(start, size.m, KEYS)
-    write(d_k + batch_head * size.m * D, sum_k * SCALE, start, stop, D, COLUMNS, D, D_PAD, PRECISION)
+    sum_k *= SCALE
+    if chunk.first_head is not None:  # chunks of earlier queries have written theirs
+        sum_k += rows(d_k + batch_head * size.m * D, start, stop, D, COLUMNS, D, D_PAD)
+        sum_v += rows(d_v + batch_head * size.m * V, start, stop, V, COLUMNS, V, V_PAD)
+    write(d_k + batch_head * size.m * D, sum_k, start, stop, D, COLUMNS, D, D_PAD, PRECISION)
     write(d_v + batch_head * size.m * V, sum_v, start, stop, V, COLUMNS, V, V_PAD, PRECISION)
 
 
 @triton.jit
 def backward_queries(
-    d_q, d_factor, d_low_rank, up, qkv, size, bias, allowed, spans, dropout,
+    d_q, d_factor, d_low_rank, pairs, up, qkv, size, bias, allowed, spans, dropout, chunk,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, COARSE: tl.constexpr, FULL: tl.constexpr, TESTED: tl.constexpr, ALIKE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
@@ -201,7 +206,7 @@ def backward_queries(
 ):  # fmt: skip
     """The gradient of ROWS queries of one head, of their factors on the bias, where these are learned, and of the
     queries of low-rank biases, for which there are targets."""
-    start, number = _tile_of_program(size.n, ROWS, QUERIES, allowed.right is not None)
+    start, number = of_program(size.n, ROWS, chunk, QUERIES, allowed.right is not None)
     batch, head = number // size.heads, number % size.heads
     batch_head, batch64, head64 = number.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     qi = start + tl.arange(0, ROWS)
@@ -224,8 +229,8 @@ def backward_queries(
         value = rows(head_v, begin, size.m, qkv.v_n, COLUMNS, V, V_PAD, FULL)
         here = bias_here(at, start, begin, head, bias, ALIKE, QUERIES, KEYS)
         raw = product(
-            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, ALIKE, QUERIES, KEYS,
-            PRECISION,
+            query, tl.trans(key), qi[:, None], kj[None, :], here, 1, batch, head, size, bias, chunk, ALIKE, QUERIES,
+            KEYS, PRECISION,
         )  # fmt: skip
         at -= COLUMNS
         if TESTED:
@@ -233,15 +238,19 @@ def backward_queries(
                 key_stop = stop_of(begin, size.m, KEYS)
                 raw = tested(raw, qi[:, None], kj[None, :], size.n, key_stop, batch, size, allowed, SCALE)
         weight = exp(raw * (SCALE * UNIT) - shift[:, None], UNIT)
-        d_weight = dot(upstream, tl.trans(value), PRECISION)
+        d_weight = d_weights(upstream, tl.trans(value), qi[:, None], kj[None, :], batch, head, size, chunk, PRECISION)
         if dropout.seed is not None:
             kept = kept_pairs(dropout, batch, head, qi[:, None], kj[None, :])
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
         d_score = weight * (d_weight - row_delta[:, None])
         into = dot_onto(to(d_score, key.dtype, PRECISION), key, into, PRECISION)
         if d_factor is not None:
-            of_factor += tl.sum(d_score * all_biases_of(qi[:, None], kj[None, :], batch, head, size, bias), axis=1)
+            added = unscaled(d_score, qi[:, None], kj[None, :], batch, head, size, bias, chunk)
+            of_factor += tl.sum(d_score * added, axis=1)
         d_bias = scaled(d_score, qi[:, None], batch, head, size, bias)
+        if pairs is not None:
+            line = batch_head - chunk.first_head
+            write_pairs(pairs, d_bias, line, qi[:, None], kj[None, :], chunk.first_row, chunk.rows, 0, size.m)
         low_rank = of_queries(low_rank, d_bias, kj[None, :], batch, head, d_low_rank, bias.low_rank)
     stop = stop_of(start, size.n, QUERIES)
     write_sums(d_low_rank, low_rank, qi, stop, size.n, batch_head)

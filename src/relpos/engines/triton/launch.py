@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, LowRank, QueryScale, Sinks, cached
+from relpos.core import AxisVectors, LineBias, Lines, LineVectors, LowRank, QueryScale, Sinks, cached
 from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
@@ -47,6 +47,7 @@ class Launches:
         self.low_rank_at = [index for index, kind in enumerate(kinds) if kind is LowRank]
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
         self.factor_at = kinds.index(QueryScale) if QueryScale in kinds else None
+        self.has_vectors = LineVectors in kinds or AxisVectors in kinds
         self.tested = call.mask is not None
         plain = call.mask is None or call.mask.is_interval
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
@@ -80,7 +81,7 @@ class Launches:
     def bias(self, call: Call) -> tiles.Bias:
         """The table of a call, its lines, and its biases of low rank."""
         line, found = self.line(call), self.low_rank(call)
-        if line is None and not found:
+        if line is None and not found and not self.has_vectors:
             return _NO_BIAS
         scale = self.factor(call)
         factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
@@ -99,8 +100,8 @@ class Launches:
         first = pad + lines.origin + apart
         if lines.layout.kind == "affine":
             return tiles.Bias(table, head, None, 0, None, 0, first, first, 0, 0, *rest)
-        query, key = cached(lines, "in 32 bits", self.device, lambda: _narrowed(lines), lambda: _narrow_bytes(lines))
-        query_b, key_b = (x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0 for x in (query, key))
+        query, key = in_32_bits(lines)
+        query_b, key_b = batch_stride(query), batch_stride(key)
         return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, first, *prefixes, *rest)
 
     def _padded(self, rows: int, length: int) -> Kernel:
@@ -166,7 +167,9 @@ class Launches:
         kind += " of ranks" * (bool(self.low_rank_at) and kind in ("queries", "keys"))
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
         large_memory = shared_memory(self.device) >= HOPPERS
-        found = dict(SHAPES[kind, "half" if half else "full", classes[0 if large_memory else min(1, len(classes) - 1)]])
+        width = classes[0 if large_memory else min(1, len(classes) - 1)]
+        key = "forward" if kind == "weights" else kind, "half" if half else "full", width
+        found = dict((self.has_vectors and WITH_VECTORS.get(key)) or SHAPES[key])
         if not large_memory:  # the tiles of wider heads, without pipelining
             found["num_stages"] = 1
         for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
@@ -180,7 +183,10 @@ class Launches:
     def tiled(self, shape: dict[str, int]) -> dict[str, Any]:
         """Where tiles of a shape begin, and whether all are alike; see `grids`."""
         sides = None if self.layout is None else grids.sides(self.layout, shape["ROWS"], shape["COLUMNS"], spans.COARSE)
-        queries, keys = sides or (grids.PLAIN_SIDE, grids.PLAIN_SIDE)
+        plain = grids.PLAIN_SIDE, grids.PLAIN_SIDE
+        if self.has_vectors and sides != plain:  # they are read and written as rows of plain tiles
+            sides = None
+        queries, keys = sides or plain
         return {"ALIKE": sides is not None, "QUERIES": queries, "KEYS": keys}
 
 
@@ -204,13 +210,29 @@ _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
 
-def _narrowed(lines: Lines) -> tuple[Tensor, Tensor]:
-    query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
-    return query, key
+def starts_of(lines: Lines) -> int | None:
+    """The first query minus the first key, on lines of consecutive integers; None for others, which are read."""
+    layout = lines.layout
+    if layout.kind != "affine":
+        return None
+    assert layout.query is not None
+    assert layout.key is not None
+    return layout.query.start - layout.key.start
 
 
-def _narrow_bytes(lines: Lines) -> int:
-    return 4 * (lines.query.numel() + lines.key.numel())
+def in_32_bits(lines: Lines) -> tuple[Tensor, Tensor]:
+    """The coordinates of queries and keys, cached."""
+
+    def made() -> tuple[Tensor, Tensor]:
+        query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
+        return query, key
+
+    return cached(lines, "in 32 bits", lines.query.device, made, lambda: 4 * (lines.query.numel() + lines.key.numel()))
+
+
+def batch_stride(x: Tensor) -> int:
+    """The stride along the batch of coordinates, `[N]` or `[1 or B, N]`."""
+    return x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0
 
 
 def readable(x: Tensor) -> Tensor:
@@ -274,3 +296,9 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
 in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); the others are not measured. Those of
 ranks are half as large: registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""
+WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
+    ("forward", "half", 128): _shape(128, 32, 8, 3),
+    ("queries", "half", 128): _shape(64, 64, 8, 2),
+    ("keys", "half", 128): _shape(32, 64, 8, 2),
+}
+"""The same beside vectors, whose addresses need registers: the tiles above would spill some. Not measured."""

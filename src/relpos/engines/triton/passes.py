@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from relpos.core.terms.vectors import Side
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.triton import grids, kernels, spans, table, tiles
+from relpos.engines.triton import grids, kernels, spans, table, tiles, vector_kernels
 from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
+from relpos.engines.triton.vectors import CallVectors, Piece, pieces
 
 _ROWS = 64
 """Rows of a program of `backward_rows`, which reads the output once."""
@@ -28,16 +30,25 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
     """
     launches = Launches(call) if launches is None else launches
     q, (batch, heads, n, v) = call.q, (launches.batch, launches.heads, launches.n, launches.v)
-    out = q.new_empty((batch, heads, n, v))
+    vectors = CallVectors.of(call, launches)
+    adds = vectors is not None and vectors.of_values
+    out = q.new_empty((batch, heads, n, v), dtype=launches.wide if adds else q.dtype)
     lse = q.new_empty((batch, heads, n), dtype=launches.wide)
     allowed, queries, _ = launches.allowed(call)
     qkv, bias = launches.qkv(call), launches.bias(call)
     given = qkv, bias, allowed, queries
-    launches.once("forward", lambda: _by_queries(launches, "forward", kernels.forward))(
-        out, lse, qkv, launches.size, bias, allowed, queries, launches.dropout(call), launches.sink(call),
-        varying=launches.once("given", lambda: Alignment(*given))(*given),
-    )  # fmt: skip
-    return out, lse
+    varying = launches.once("given", lambda: Alignment(*given))(*given)
+    common = launches.size, bias, allowed, queries, launches.dropout(call)
+    for piece in pieces(vectors, launches):
+        own = varying, piece.varying
+        _by_queries(launches, "forward", kernels.forward, piece)(
+            out, lse, qkv, *common, launches.sink(call), piece.arguments, varying=own
+        )
+        if vectors is not None and vectors.of_values:
+            pairs = vectors.pairs()
+            _weights(launches, piece)(pairs, lse, qkv, *common, piece.arguments, varying=own)
+            vectors.add_outputs(out, piece, pairs)
+    return out.to(q.dtype), lse
 
 
 def backward(
@@ -62,29 +73,48 @@ def backward(
     )
     scale = launches.factor(call)
     learned = scale is not None and gradients.wants(scale.factor)
-    sides = [term.query for term in launches.low_rank(call)]
-    d_sides = _targets(sides, launches, gradients)
-    if learned or any(map(gradients.wants, (call.q, *sides))):
-        d_q = call.q.new_empty(call.q.shape)
+    vectors = CallVectors.of(call, launches, d_out)
+
+    def learns(side: Side) -> bool:
+        return vectors is not None and vectors.learns(gradients, side)
+
+    sides = [[term.query for term in launches.low_rank(call)], [term.key for term in launches.low_rank(call)]]
+    d_sides = [_targets(side, launches, gradients) for side in sides]
+    wanted = [tuple(map(gradients.wants, side)) for side in sides]
+    d_q = d_k = d_v = d_factor = None
+    if gradients.wants(call.q) or learned or learns("query") or any(wanted[0]):
+        d_q = call.q.new_empty(call.q.shape, dtype=None if vectors is None else launches.wide)
         d_factor = lse.new_empty(lse.shape) if learned else None
-        launches.once("queries", lambda: _by_queries(launches, "queries", kernels.backward_queries))(
-            d_q, d_factor, d_sides, *rows, of_queries, dropout,
-            varying=(varying, learned, *map(gradients.wants, sides)),
-        )  # fmt: skip
-        gradients.add(call.q, d_q)
-        if scale is not None and d_factor is not None:
-            gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
-        _add(gradients, sides, d_sides)
-    sides = [term.key for term in launches.low_rank(call)]
-    d_sides = _targets(sides, launches, gradients)
-    if any(map(gradients.wants, (call.k, call.v, *sides))):
-        d_k, d_v = call.k.new_empty(call.k.shape), call.v.new_empty(call.v.shape)
-        launches.once("keys", lambda: _by_keys(launches))(
-            d_k, d_v, d_sides, *rows, of_keys, dropout, varying=(varying, *map(gradients.wants, sides))
+    if gradients.wants(call.k) or gradients.wants(call.v) or learns("key") or any(wanted[1]):
+        d_k, d_v = (
+            x.new_empty(x.shape) if vectors is None else x.new_zeros(x.shape, dtype=launches.wide)
+            for x in (call.k, call.v)
         )
-        _add(gradients, sides, d_sides)
-        for x, gradient in ((call.k, d_k), (call.v, d_v)):
-            gradients.add(x, gradient)
+    for piece in pieces(vectors, launches):
+        own, tail = (varying, piece.varying), (dropout, piece.arguments)
+        if d_q is not None:
+            pairs = piece.pairs("query", gradients)
+            _by_queries(launches, "queries", kernels.backward_queries, piece)(
+                d_q, d_factor, d_sides[0], pairs, *rows, of_queries, *tail,
+                varying=(*own, learned, wanted[0], pairs is not None),
+            )  # fmt: skip
+            piece.collect("query", pairs, gradients)
+        if d_k is not None:
+            pairs = piece.pairs("key", gradients)
+            _by_keys(launches, piece)(
+                d_k, d_v, d_sides[1], pairs, *rows, of_keys, *tail, varying=(*own, wanted[1], pairs is not None)
+            )
+            piece.collect("key", pairs, gradients)
+        pairs = piece.pairs("value", gradients)
+        if pairs is not None:
+            _weights(launches, piece)(pairs, lse, *rows[1:], of_queries, *tail, varying=own)
+            piece.collect("value", pairs, gradients)
+    for x, gradient in ((call.q, d_q), (call.k, d_k), (call.v, d_v)):
+        gradients.add(x, gradient)
+    if scale is not None and d_factor is not None:
+        gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
+    for side, found in zip(sides, d_sides, strict=True):
+        _add(gradients, side, found)
     line = launches.line(call)
     if line is not None and gradients.wants(line.values):
         gradients.add(line.values, table.gradient(launches, call, line, (*rows, dropout), varying))
@@ -113,24 +143,32 @@ def _add(gradients: Gradients, sides: list[Tensor], found: tuple[Tensor | None, 
         gradients.add(side, None if gradient is None else gradient.mT.sum_to_size(side.shape))
 
 
-def _by_queries(launches: Launches, kind: str, kernel: Any) -> Kernel:
-    shape = launches.shape(kind)
-    tiled = launches.tiled(shape)
-    rows = cdiv(grids.steps(launches.n, tiled["QUERIES"], shape["ROWS"]), shape["ROWS"])
-    tests = _tests(launches, tiled, launches.m, tiled["KEYS"], shape["COLUMNS"])
-    grid = (rows * launches.batch * launches.heads,)
-    return Kernel(kernel, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled})
+def _weights(launches: Launches, piece: Piece) -> Kernel:
+    return _by_queries(launches, "weights", vector_kernels.weights, piece)
 
 
-def _by_keys(launches: Launches) -> Kernel:
-    shape = launches.shape("keys")
-    tiled = launches.tiled(shape)
-    columns = cdiv(grids.steps(launches.m, tiled["KEYS"], shape["COLUMNS"]), shape["COLUMNS"])
-    tests = _tests(launches, tiled, launches.n, tiled["QUERIES"], shape["ROWS"])
-    grid = (columns * launches.batch * launches.own_heads,)
-    return Kernel(
-        kernels.backward_keys, grid, {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
-    )
+def _by_queries(launches: Launches, kind: str, kernel: Any, piece: Piece) -> Kernel:
+    def made() -> Kernel:
+        shape = launches.shape(kind)
+        tiled = launches.tiled(shape)
+        rows = cdiv(grids.steps(piece.rows, tiled["QUERIES"], shape["ROWS"]), shape["ROWS"])
+        tests = _tests(launches, tiled, launches.m, tiled["KEYS"], shape["COLUMNS"])
+        constants = {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
+        return Kernel(kernel, (rows * piece.heads,), constants)
+
+    return launches.once(f"{kind}{piece.name}", made)
+
+
+def _by_keys(launches: Launches, piece: Piece) -> Kernel:
+    def made() -> Kernel:
+        shape = launches.shape("keys")
+        tiled = launches.tiled(shape)
+        columns = cdiv(grids.steps(launches.m, tiled["KEYS"], shape["COLUMNS"]), shape["COLUMNS"])
+        tests = _tests(launches, tiled, launches.n, tiled["QUERIES"], shape["ROWS"])
+        constants = {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
+        return Kernel(kernels.backward_keys, (columns * piece.heads // launches.size.groups,), constants)
+
+    return launches.once(f"keys{piece.name}", made)
 
 
 def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.Side, size: int) -> dict[str, bool]:

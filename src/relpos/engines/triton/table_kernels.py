@@ -9,12 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from relpos.engines.triton.arithmetic import dot, dot_onto, exp
 from relpos.engines.triton.dropout import kept_pairs
 from relpos.engines.triton.tiles import (
     bias_of,
-    dot,
-    dot_onto,
-    exp,
     rows,
     scaled,
     sums_of_rows,

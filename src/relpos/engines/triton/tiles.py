@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.engines.triton.grid_tiles import PLAIN, coordinate
+from relpos.engines.triton.arithmetic import dot, dot_onto, to
+from relpos.engines.triton.grid_tiles import PLAIN, as_step, begin_of, coordinate
 from relpos.engines.triton.low_rank import low_rank_of
 from relpos.engines.triton.reads import read, read_lattice
+from relpos.engines.triton.vector_reads import onto_scores
 
 NEGATIVE = tl.constexpr(-float("inf"))
 
@@ -151,50 +153,6 @@ class Cells(NamedTuple):
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """a @ b, summed in float32 or wider. "widened" is for Triton's interpreter, which has no bfloat16."""
-    OUT: tl.constexpr = tl.float64 if a.dtype == tl.float64 else tl.float32
-    if PRECISION == "widened":
-        a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
-        return tl.dot(a, b, input_precision="ieee", out_dtype=OUT)
-    else:
-        return tl.dot(a, b, input_precision=PRECISION, out_dtype=OUT)
-
-
-@triton.jit
-def dot_onto(a, b, start, PRECISION: tl.constexpr):
-    """start + a @ b, summed as `dot` does."""
-    OUT: tl.constexpr = tl.float64 if a.dtype == tl.float64 else tl.float32
-    if PRECISION == "widened":
-        a, b = (a.to(tl.float32), b.to(tl.float32)) if a.dtype == tl.bfloat16 else (a, b)
-        return tl.dot(a, b, start, input_precision="ieee", out_dtype=OUT)
-    else:
-        return tl.dot(a, b, start, input_precision=PRECISION, out_dtype=OUT)
-
-
-@triton.jit
-def exp(x, UNIT: tl.constexpr):
-    """The exponential of scores, which are multiplied by UNIT."""
-    return tl.exp(x) if UNIT == 1.0 else tl.exp2(x)
-
-
-@triton.jit
-def log(x, UNIT: tl.constexpr):
-    """The inverse of `exp`."""
-    return tl.log(x) if UNIT == 1.0 else tl.log2(x)
-
-
-@triton.jit
-def to(x, like: tl.constexpr, PRECISION: tl.constexpr):
-    """x rounded to a dtype. Triton's interpreter truncates to bfloat16, so for it the bits are rounded here."""
-    if PRECISION == "widened" and like == tl.bfloat16:
-        word = x.to(tl.int32, bitcast=True)
-        word = (word + 0x7FFF + ((word >> 16) & 1)) & -65536
-        x = word.to(tl.float32, bitcast=True)
-    return x.to(like)
-
-
-@triton.jit
 def bias_of(qi, kj, batch, head, size, bias):
     """The bias of any pairs, one load per pair."""
     row, column = tl.minimum(qi, size.n - 1), tl.minimum(kj, size.m - 1)
@@ -263,27 +221,43 @@ def bias_here(at, query, key, head, bias, ALIKE: tl.constexpr, QUERIES: tl.const
 
 @triton.jit
 def product(
-    a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, ALIKE: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    a, b, qi, kj, at, SIGN: tl.constexpr, batch, head, size, bias, chunk, ALIKE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """a @ b, plus the biases of the tile, if any, which will be scaled with it.
+    """a @ b, plus the biases of the tile, if any, and what its pairs read of vectors, which will be scaled with it.
 
     `at` comes from `bias_at`; SIGN is 1 if rows are queries, and -1 if they are keys. ALIKE, QUERIES and KEYS: see
     `grids`. The bias is the initial value of the sum: if it were added afterwards, Triton's pipeline would copy it to
     shared memory one number at a time.
     """
-    if bias.table is None and len(bias.low_rank) == 0:
+    if bias.table is None and len(bias.low_rank) == 0 and chunk.first_head is None:
         return dot(a, b, PRECISION)
     else:
-        if bias.table is None or not ALIKE:
-            tile_bias = all_biases_of(qi, kj, batch, head, size, bias)
+        if bias.table is None and len(bias.low_rank) == 0:
+            added = tl.zeros([a.shape[0], b.shape[1]], tl.float64 if a.dtype == tl.float64 else tl.float32)
+        elif bias.table is None or not ALIKE:
+            added = all_biases_of(qi, kj, batch, head, size, bias)
         elif SIGN == 1:
-            tile_bias = read_lattice(at, a.shape[0], b.shape[1], 1, QUERIES, KEYS)
-            tile_bias = with_low_rank(tile_bias, qi, kj, batch, head, bias)
+            added = read_lattice(at, a.shape[0], b.shape[1], 1, QUERIES, KEYS)
+            added = with_low_rank(added, qi, kj, batch, head, bias)
         else:
-            tile_bias = read_lattice(at, a.shape[0], b.shape[1], -1, KEYS, QUERIES)
-            tile_bias = with_low_rank(tile_bias, qi, kj, batch, head, bias)
-        return dot_onto(a, b, scaled(tile_bias, qi, batch, head, size, bias), PRECISION)
+            added = read_lattice(at, a.shape[0], b.shape[1], -1, KEYS, QUERIES)
+            added = with_low_rank(added, qi, kj, batch, head, bias)
+        if chunk.first_head is not None:
+            added = onto_scores(added, qi, kj, batch, head, size, chunk)
+        return dot_onto(a, b, scaled(added, qi, batch, head, size, bias), PRECISION)
+
+
+@triton.jit
+def unscaled(like, qi, kj, batch, head, size, bias, chunk):
+    """What `product` adds to a tile, before it is scaled."""
+    if bias.table is None and len(bias.low_rank) == 0:
+        added = like * 0
+    else:
+        added = all_biases_of(qi, kj, batch, head, size, bias)
+    if chunk.first_head is not None:
+        added = onto_scores(added, qi, kj, batch, head, size, chunk)
+    return added
 
 
 @triton.jit
@@ -316,6 +290,24 @@ def tested(raw, qi, kj, query_stop, key_stop, batch, size, allowed, SCALE: tl.co
         key_segment = tl.load(allowed.key_segments + batch * allowed.key_segments_b + key)
         inside = inside & (query_segment == key_segment) & (query_segment >= 0)
     return tl.where(inside, raw, NEGATIVE if SCALE > 0 else -NEGATIVE)
+
+
+@triton.jit
+def of_program(count, SIZE: tl.constexpr, chunk, SIDE: tl.constexpr, BACKWARDS: tl.constexpr = False):
+    """The first token and the head of this program, from the first grid axis (others hold 65,535 programs at most).
+
+    BACKWARDS: programs of the last tokens start first, because they have the most work.
+    """
+    if chunk.first_head is not None:
+        count = chunk.rows
+    tiles = tl.cdiv(as_step(count, SIDE, SIZE), SIZE)
+    tile, number = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    if BACKWARDS:
+        tile = tiles - 1 - tile
+    start = begin_of(tile * SIZE, SIDE, SIZE)
+    if chunk.first_head is not None:
+        start, number = start + chunk.first_row, number + chunk.first_head
+    return start, number
 
 
 @triton.jit
