@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from relpos.adapters.common.borders import NEVER
 from relpos.adapters.common.kinds import replaced_classes
-from relpos.adapters.common.retrofitted import NEVER
 from relpos.adapters.common.verification import Verdict
 from relpos.adapters.replacements.frozen import PEFT
 from relpos.core import Coordinates
@@ -34,7 +34,12 @@ class Left:
 
 @dataclass(frozen=True)
 class RetrofitReport:
-    """What `relpos.retrofit` did to a model. Print it for the text."""
+    """What `relpos.retrofit` did to a model. Print it for the text.
+
+    Attributes:
+        border: tokens from which relpos computes, as asked; None for those of the kind of device.
+        kind: the kind of device on which the model was.
+    """
 
     model: str
     versions: dict[str, str]
@@ -42,6 +47,7 @@ class RetrofitReport:
     left: tuple[Left, ...]
     verified: tuple[Verdict, ...]
     border: int | None
+    kind: str = "cpu"
 
     def __str__(self) -> str:
         libraries = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -62,13 +68,14 @@ class RetrofitReport:
         if self.border is not None:
             return f"relpos computes from {self.border} tokens on, as asked"
         mixin = replaced_classes()[path][1].mixin
+        borders = mixin.borders_on(self.kind)
         training, other = (
-            "never" if tokens >= NEVER else f"from {tokens} tokens on"
-            for tokens in (mixin.training_border, mixin.border)
+            "never" if tokens >= NEVER else f"from {tokens} tokens on" for tokens in (borders.training, borders.forward)
         )
         if training == other == "never":
             return "as published, which was faster wherever it was timed; border=0 saves its memory"
-        return f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
+        said = f"relpos computes {training}" if training == other else f"relpos trains {training}, infers {other}"
+        return said if self.kind != "cuda" else f"{said}, an estimate: relpos retrofit times it on this GPU"
 
 
 @dataclass(frozen=True)

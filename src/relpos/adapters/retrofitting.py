@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from relpos.adapters.common import interface, switching
+from relpos.adapters.common.borders import NEVER, kind_of
 from relpos.adapters.common.kinds import PositionKind, Replaced, path_of, refused_classes, replaced_classes
 from relpos.adapters.common.libraries import require_importable, strange, version_of
-from relpos.adapters.common.retrofitted import NEVER, is_swapped, published_class, route, swap, swap_again, unswap
+from relpos.adapters.common.retrofitted import is_swapped, published_class, route, swap, swap_again, unswap
 from relpos.adapters.common.verification import Verdict, verify_model
 from relpos.adapters.replacements.repositioned import Repositioned, is_retrofitted
 from relpos.adapters.replacements.stacks import holders, require_unwrapped, take_out
@@ -35,17 +36,17 @@ def retrofit(
     """Let a model of another library compute its own relative position with relpos, in place.
 
     Outputs and gradients equal the published ones up to rounding, without N x N numbers. Weights, their names, hooks,
-    configuration files and the random state stay. These calls run as published: calls below a measured number of
-    tokens, a single query of a cached decoder, and calls with attention weights, a static cache or a mask of pairs. A
-    traced, scripted or exported program is the published one. Dropout inside attention draws other numbers of the same
-    probability.
+    configuration files and the random state stay. These calls run as published: calls below a number of tokens (which
+    is measured on CPUs and estimated for GPUs), a single query of a cached decoder, and calls with attention weights, a
+    static cache or a mask of pairs. A traced, scripted or exported program is the published one. Dropout inside
+    attention draws other numbers of the same probability.
 
     Args:
         model: changed in place; `relpos.restore` undoes it. Retrofitting it again is an error. Modules that
             `relpos.replace_position` has changed stay as they are.
         verify: run a copy of one module of each kind, published and retrofitted, and compare outputs and gradients.
         force: also serve a version of the library that was not tested. The retrofit is then always verified.
-        border: number of tokens from which relpos computes, instead of the measured number; 0 for always.
+        border: number of tokens from which relpos computes, instead of the device's; 0 for always.
         progress: called with the name of each module to be verified.
 
     Returns:
@@ -90,7 +91,8 @@ def retrofit(
         _require_agreement(verdicts)
     versions = {kind.library: version_of(kind.library) for _, _, kind, _ in found}
     rows = tuple(Swapped(name, path_of(published_class(module)), one.architecture) for name, module, one in chosen)
-    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border)
+    found_on = kind_of(model)
+    return RetrofitReport(type(model).__name__, versions, rows, tuple(left), tuple(verdicts), border, found_on)
 
 
 def restore(model: nn.Module) -> None:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.adapters.common import interface, sharing
+from relpos.adapters.common.borders import UNTIMED_ON_GPU, Borders, kind_of
 from relpos.adapters.common.recording import recorded, unless_recorded
 from relpos.core import cached
 from relpos.core.cache import TOKEN_BYTES, state_of
@@ -39,16 +40,14 @@ T = TypeVar("T")
 
 _ROUTE = "_relpos_route"
 
-NEVER = 2**20
-"""A border beyond all inputs: the published method was faster in every timing. `border=` saves memory."""
-
 
 @dataclass
 class Route:
     """Which calls of a module relpos computes: those of at least `border` tokens.
 
     Attributes:
-        border: tokens, the geometric mean of queries and keys; None for the mixin's measured border.
+        border: tokens, the geometric mean of queries and keys; None for the mixin's, of the device.
+        kind: a kind of device whose borders count; None for that of the module's weights.
         forced: relpos computes every call of more than one query, for a verification.
         forced_calls: calls that relpos computed while forced.
         switched: whether the module's `config` is switched to our attention function.
@@ -59,6 +58,7 @@ class Route:
     """
 
     border: int | None = None
+    kind: str | None = None
     forced: bool = False
     forced_calls: int = 0
     switched: bool = False
@@ -71,13 +71,16 @@ class Route:
 
 
 class Retrofitted(nn.Module):
-    """Base of all mixins. The borders are measured, see `docs/retrofit.md`."""
+    """Base of all mixins. The borders are measured, see `docs/retrofit.md`; those of a GPU are in `borders.py`."""
 
     border: ClassVar[int] = 512
-    """Number of tokens from which relpos is not slower in a forward pass without gradients."""
+    """Number of tokens from which relpos is not slower on a CPU in a forward pass without gradients."""
 
     training_border: ClassVar[int] = 512
-    """Number of tokens from which it is not slower in a training step."""
+    """Number of tokens from which it is not slower on a CPU in a training step."""
+
+    on_gpu: ClassVar[Borders] = UNTIMED_ON_GPU
+    """The borders on a GPU."""
 
     also_recorded: ClassVar[bool] = False
     """Whether the mixin's methods also run while a program is recorded: they call `takes`, or have no published
@@ -86,6 +89,11 @@ class Retrofitted(nn.Module):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # attributes of the published module
+
+    @classmethod
+    def borders_on(cls, kind: str) -> Borders:
+        """The borders on a kind of device. One that nobody has timed has a CPU's."""
+        return cls.on_gpu if kind == "cuda" else Borders(cls.border, cls.training_border)
 
     def make_mechanism(self) -> Any:
         """relpos's mechanisms for the module's settings; called once, on the meta device."""
@@ -124,8 +132,10 @@ class Retrofitted(nn.Module):
             return False
         if route.forced:
             return True
-        own = self.training_border if torch.is_grad_enabled() else self.border
-        border = own if route.border is None else route.border
+        border = route.border
+        if border is None:
+            kind = kind_of(self) if route.kind is None else route.kind
+            border = self.borders_on(kind).of(torch.is_grad_enabled())
         return queries * keys >= border * border
 
     def count(self) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from relpos.adapters.common.borders import GRID_ON_GPU
 from relpos.adapters.common.grids import (
     EXTRAS,
     dense_of_image,
@@ -36,6 +37,7 @@ class _Beit(Retrofitted):
 
     border = 512
     training_border = 512
+    on_gpu = GRID_ON_GPU
 
 
 class BeitBias(_Beit):

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.adapters.common.borders import NEVER, PUBLISHED
 from relpos.adapters.common.kinds import PositionKind, Refused, Replaced, Verified, class_path
 from relpos.adapters.common.random_inputs import RandomInputs
-from relpos.adapters.common.retrofitted import NEVER, Retrofitted
+from relpos.adapters.common.retrofitted import Retrofitted
 from relpos.core import Grid, Terms
 from relpos.position import DecomposedPosition
 
@@ -26,6 +27,7 @@ class DecomposedAttention(Retrofitted):
     # slower than published in every timing, up to 4,096 cells on a CPU; `border=` enables it to save memory
     border = NEVER
     training_border = NEVER
+    on_gpu = PUBLISHED
 
     def tables(self) -> tuple[Tensor, ...]:
         """The vectors of each axis, lowest offset (query - key) first."""

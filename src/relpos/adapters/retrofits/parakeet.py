@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from relpos.adapters.common.interface import MASKS, mask_of
 from relpos.adapters.common.kinds import PositionKind, Replaced, Verified, class_path
 from relpos.adapters.common.random_inputs import RandomInputs
-from relpos.adapters.common.retrofitted import Retrofitted, is_swapped
+from relpos.adapters.common.retrofitted import Retrofitted, is_swapped, route, runs_as_published
 from relpos.adapters.retrofits.transformer_xl import by_head, transformer_xl_terms
 from relpos.core import Mask
 
@@ -104,7 +104,7 @@ def _positions(encoder: Any, hidden_states: Tensor) -> Tensor:
     """The sinusoids of all distances. Libraries refuse more than `max_position_embeddings` of them (Nemotron, and
     Parakeet in earlier versions), although they are computed, not learned: relpos has no such limit."""
     tokens, encode = hidden_states.shape[1], encoder.encode_positions
-    if encode.max_position_embeddings < tokens and encoder.takes(tokens, tokens):
+    if encode.max_position_embeddings < tokens and not (runs_as_published() or route(encoder).paused):
         encode = copy.copy(encode)
         encode.max_position_embeddings = tokens
     positions: Tensor = encode(hidden_states)

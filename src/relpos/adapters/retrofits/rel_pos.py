@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.adapters.common.borders import GRID_ON_GPU
 from relpos.adapters.common.grids import (
     EXTRAS,
     cached_lines,
@@ -74,6 +75,7 @@ class RelPosModel(Retrofitted):
 
     border = 512
     training_border = 512
+    on_gpu = GRID_ON_GPU
 
     @property
     def shared_rel_pos(self) -> Any:
@@ -113,6 +115,7 @@ class RelPosAttention(Retrofitted):
 
     border = 512
     training_border = 192
+    on_gpu = GRID_ON_GPU
 
     def takes_rel_pos(self, tokens: int, shared: Tensor | None = None) -> bool:
         """Whether relpos computes a call of this many tokens, with the module's own table or a shared one."""

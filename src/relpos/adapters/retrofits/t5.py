@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.adapters.common.borders import SEQUENCE_ON_GPU
 from relpos.adapters.common.interface import (
     by_offset_term,
     dense_by_offset,
@@ -42,6 +43,7 @@ class T5Attention(Retrofitted):
     # equal borders: reentrant checkpointing first runs a layer without gradients, and the next layer keeps that bias
     border = 512
     training_border = 512
+    on_gpu = SEQUENCE_ON_GPU
 
     def make_mechanism(self) -> T5Bias | None:
         """T5's bias if the layer has a table, else None."""
@@ -119,6 +121,7 @@ class MPNetEncoder(Retrofitted):
 
     border = T5Attention.border
     training_border = T5Attention.training_border
+    on_gpu = T5Attention.on_gpu
 
     def make_mechanism(self) -> T5Bias:
         """T5's bias with MPNet's sizes."""
@@ -141,6 +144,7 @@ class MPNetSelfAttention(Retrofitted):
 
     border = T5Attention.border
     training_border = T5Attention.training_border
+    on_gpu = T5Attention.on_gpu
 
     def forward(
         self,
