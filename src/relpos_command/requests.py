@@ -242,19 +242,22 @@ class RetrofitRequest:
         "NUMBERS",
         default_in_words="512,1024,2048",
     )
-    train: bool = option(False, "time a training step; the default")
-    forward: bool = option(False, "time a forward pass without gradients")
+    train: bool = option(False, "time a training step only")
+    forward: bool = option(False, "time a forward pass without gradients only")
     rounds: int = option(5, "timed rounds", "N", bounds=_ROUNDS)
     batch_size: int = option(1, "texts, images or recordings in a batch", "N", bounds=(1, 65_536))
     border: int | None = option(
         None,
-        "the number of tokens from which relpos computes; 0: always",
+        "time a copy in which relpos computes from so many tokens on",
         "N",
         bounds=(0, 10**9),
-        default_in_words="as measured, see docs/retrofit.md",
+        default_in_words="0, to find the border",
     )
     threads: int | None = option(None, "CPU threads", "N", bounds=_THREADS, default_in_words="PyTorch's default")
-    device: str = option("cpu", "cpu, cuda or cuda:0")
+    device: str = option("auto", "auto, cpu, cuda or cuda:0")
+    dtype: str | None = option(
+        None, "float32, or bfloat16 by autocast", "NAME", default_in_words="bfloat16 on a GPU, float32 elsewhere"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

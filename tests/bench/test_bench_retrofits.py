@@ -21,5 +21,6 @@ def test_inputs_of_ones_own_and_a_border() -> None:
     assert report.verified
     assert [one.length for one in timings] == seen == [4, 8]
     assert all(one.ratio > 0 for one in timings)
+    assert [one.tokens for one in timings] == [12, 12], "of a window, whatever the image"
     _, (one,) = compare_retrofit(layer, (), train=False, rounds=1, border=0, inputs=inputs)
     assert one.length is seen[-1] is None

@@ -1,4 +1,5 @@
-"""`relpos retrofit`: verify a retrofitted model of transformers or timm, and time it against the published one."""
+"""`relpos retrofit`: verify a retrofitted model of another library, time it against the published one, and say from how
+many tokens relpos should compute on this device."""
 
 from __future__ import annotations
 
@@ -26,40 +27,51 @@ def run(request: RetrofitRequest) -> None:
     from rich.text import Text
 
     from relpos.adapters.common.libraries import note_on_torchvision
-    from relpos.bench.retrofits import compare_retrofit
-    from relpos.core.checks import fail
+    from relpos.bench.retrofits import Compared
+    from relpos.core.checks import fail, require_name
+    from relpos.train.processes import resolve_device
 
     if request.train and request.forward:
         fail("one of --train and --forward", "both", "Leave one out.")
     lengths = LENGTHS if request.lengths is None else _lengths(request.lengths)
+    device = resolve_device(request.device)
+    dtype = ("bfloat16" if device.type == "cuda" else "float32") if request.dtype is None else request.dtype
+    require_name(dtype, ["float32", "bfloat16"], "a dtype")
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     console = Console()
     columns = (SpinnerColumn(), Description(), TimeElapsedColumn())
-    shown = Console(stderr=True)  # so that only the table is piped
+    shown = Console(stderr=True)  # so that only the tables are piped
+    found: dict[bool, list[RetrofitTiming]] = {}
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bars:
         bar = bars.add_task(f"load {request.model}")
-        model = _model(request.model).to(request.device)
+        model = _model(request.model).to(device)
         try:
-            report, timings = compare_retrofit(
+            compared = Compared(
                 model,
-                lengths,
-                train=not request.forward,
-                rounds=request.rounds,
-                batch=request.batch_size,
                 border=request.border,
+                always=request.border is None,
                 progress=lambda step: bars.update(bar, description=step),
             )
         except RuntimeError as error:
             if "The model is restored" in str(error):
                 raise ValueError(str(error)) from error
             raise
-    console.print(Text(str(report)), soft_wrap=True)
+        for train in (True, False):
+            if not (request.forward if train else request.train):
+                found[train] = compared.timings(
+                    lengths, train=train, rounds=request.rounds, batch=request.batch_size, half=dtype == "bfloat16"
+                )
+    console.print(Text(str(compared.report)), soft_wrap=True)
     if (note := note_on_torchvision()) is not None:
         console.print(Text(note), soft_wrap=True)
-    console.print()
-    console.print(_table(timings, forward=request.forward))
-    console.print(_speed_in_words(timings), highlight=False, soft_wrap=True)
+    for train, timings in found.items():
+        console.print()
+        console.print(_table(timings, forward=not train))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
+    where = f"On {name}, {dtype}, batch {request.batch_size}"
+    said = _border_in_words(found) if request.border is None else _speed_in_words(next(iter(found.values())))
+    console.print(f"{where}, {said} {_MEMORY}", highlight=False, soft_wrap=True)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -117,16 +129,34 @@ def _table(timings: list[RetrofitTiming], *, forward: bool) -> Table:
     return table
 
 
+_MEMORY = "MiB is the peak memory of a step above the level before it."
+
+
+def _border_in_words(found: dict[bool, list[RetrofitTiming]]) -> str:
+    """A sentence: from how many tokens on relpos is not slower, and what to pass."""
+    from relpos.bench.retrofits import border_by
+
+    borders = {train: border_by(timings) for train, timings in found.items()}
+    parts = []
+    for train, border in borders.items():
+        what = "training" if train else "inferring"
+        parts.append(f"{what}, {'never' if border is None else f'from {border:,} tokens on'}")
+    timed = [border for border in borders.values() if border is not None]
+    if len(timed) < len(borders):
+        remedy = "Leave the model as published for such inputs, or pass border=0 to save memory."
+    else:
+        remedy = f"Pass relpos.retrofit(model, border={max(timed)})."
+    return f"relpos is at least as fast: {'; '.join(parts)}, of what was timed. {remedy}"
+
+
 def _speed_in_words(timings: list[RetrofitTiming]) -> str:
-    """A sentence: from which length on the retrofit is at least as fast."""
+    """A sentence: from which length on the retrofit is at least as fast, with the border that was asked for."""
     fast: list[RetrofitTiming] = []
     for one in reversed(timings):
         if one.ratio < 1.0:
             break
         fast.append(one)
-    memory = "MiB is the peak memory of a step above the level before it."
     if not fast:
-        return f"On this machine the retrofit is slower at the largest size. {memory}"
+        return "the retrofit is slower at the largest size."
     first = fast[-1].length
-    where = "at this size" if first is None else f"from {first:,} on"
-    return f"On this machine the retrofit is at least as fast {where}. {memory}"
+    return f"the retrofit is at least as fast {'at this size' if first is None else f'from {first:,} on'}."

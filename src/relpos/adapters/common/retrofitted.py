@@ -48,6 +48,7 @@ class Route:
     Attributes:
         border: tokens, the geometric mean of queries and keys; None for the mixin's, of the device.
         kind: a kind of device whose borders count; None for that of the module's weights.
+        asked: pairs of each call that `takes` was asked about, while a timing wants to know; else None.
         forced: relpos computes every call of more than one query, for a verification.
         forced_calls: calls that relpos computed while forced.
         switched: whether the module's `config` is switched to our attention function.
@@ -59,6 +60,7 @@ class Route:
 
     border: int | None = None
     kind: str | None = None
+    asked: list[int] | None = None
     forced: bool = False
     forced_calls: int = 0
     switched: bool = False
@@ -125,6 +127,8 @@ class Retrofitted(nn.Module):
         """Whether relpos computes a call of this many tokens. One query always runs as published, unless ranks share
         the sequence."""
         route: Route = self.__dict__[_ROUTE]
+        if route.asked is not None:
+            route.asked.append(queries * keys)
         if route.shared is not None:
             sharing.require_plain(recorded(), interface.weights_are_recorded() or bool(route.paused))
             return True
