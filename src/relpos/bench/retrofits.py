@@ -41,7 +41,7 @@ class RetrofitTiming:
     tokens: int | None = None
 
 
-class Compared:
+class RetrofitPair:
     """A model and its retrofitted copy, which is verified.
 
     Args:
@@ -128,7 +128,7 @@ def compare_retrofit(
         inputs: a model's keyword arguments for a length, or for None without lengths; by default those of models of
             transformers, timm and torchvision.
     """
-    compared = Compared(model, border=border, progress=progress)
+    compared = RetrofitPair(model, border=border, progress=progress)
     timings = compared.timings(lengths, train=train, rounds=rounds, batch=batch, inputs=inputs)
     return compared.report, timings
 

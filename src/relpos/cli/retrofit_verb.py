@@ -27,7 +27,7 @@ def run(request: RetrofitRequest) -> None:
     from rich.text import Text
 
     from relpos.adapters.common.libraries import note_on_torchvision
-    from relpos.bench.retrofits import Compared
+    from relpos.bench.retrofits import RetrofitPair
     from relpos.core.checks import fail, require_name
     from relpos.train.processes import resolve_device
 
@@ -47,7 +47,7 @@ def run(request: RetrofitRequest) -> None:
         bar = bars.add_task(f"load {request.model}")
         model = _model(request.model).to(device)
         try:
-            compared = Compared(
+            compared = RetrofitPair(
                 model,
                 border=request.border,
                 always=request.border is None,
