@@ -36,6 +36,7 @@ passes = importlib.import_module("relpos.engines.triton.passes")
 rotation = importlib.import_module("relpos.engines.triton.rotation")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
+prefix_kernels = importlib.import_module("relpos.engines.triton.prefix_kernels")
 vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -123,6 +124,7 @@ def spills(binary: bytes) -> str:
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries"),
     table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
+    prefix_kernels: ("backward_prefix",),
     vector_kernels: ("weights", "sum_by_column"),
 }
 """By the module that has them."""

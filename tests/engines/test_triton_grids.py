@@ -17,6 +17,7 @@ from relpos.testing.devices import attention
 
 grids = importlib.import_module("relpos.engines.triton.grids")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
+table = importlib.import_module("relpos.engines.triton.table")
 launch = importlib.import_module("relpos.engines.triton.launch")
 variant = importlib.import_module("relpos.engines.self_check.variant")
 
@@ -96,6 +97,15 @@ def test_values_and_gradients(name: str, small_tiles: None, monkeypatch: pytest.
     given.setdefault("dtypes", (torch.float32,))
     counts = queries.count, (queries if keys is None else keys).count
     check(position, shapes, *counts, backend="triton", **given)
+
+
+@pytest.mark.slow
+def test_a_prefix_of_several_tiles_in_parts_of_a_batch(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    for module, name, value in ((test_streaming, "H", 1), (test_streaming, "B", 3), (table, "_PROGRAMS", 4)):
+        monkeypatch.setattr(module, name, value)
+    queries, keys = Sequence(9, prefix=18), Sequence(14, prefix=2)
+    position, shapes = biased(queries, keys)
+    check(position, shapes, queries.count, keys.count, backend="triton", dtypes=(torch.float32,))
 
 
 @pytest.mark.parametrize("kernel", ["forward", "backward_queries", "backward_keys"])

@@ -117,7 +117,7 @@ def backward(
         _add(gradients, side, found)
     line = launches.line(call)
     if line is not None and gradients.wants(line.values):
-        gradients.add(line.values, table.gradient(launches, call, line, (*rows, dropout), varying))
+        gradients.add(line.values, table.gradient(launches, line, (*rows, dropout), varying))
     sinks = launches.sinks(call)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)

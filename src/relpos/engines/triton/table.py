@@ -1,7 +1,7 @@
 """The gradient of a line bias.
 
 For few tokens, as in windows, the gradients of all pairs of a head are summed over the batch, then along the lines. For
-many tokens a kernel sums along the lines, which must be regular; pairs with a prefix are computed in PyTorch.
+many tokens a kernel sums along the lines, which must be regular, and another one the pairs with a prefix.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from relpos.core import LineBias, Lines, cached
 from relpos.core.line import Ramp
-from relpos.core.random import kept_pairs
-from relpos.engines.call import Call
-from relpos.engines.triton import table_kernels, tiles
+from relpos.engines.triton import prefix_kernels, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.launch import Launches
 from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
@@ -27,7 +25,7 @@ Common = tuple[Any, ...]
 """The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
 
 
-def gradient(launches: Launches, call: Call, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
+def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
     """The gradient of `values`, in their shape. `varying`: see `Kernel`."""
     values, lines = line.values, line.lines
     if are_few(lines):
@@ -38,13 +36,8 @@ def gradient(launches: Launches, call: Call, line: LineBias, rows: Common, varyi
     assert key is not None
     result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
     _between_tokens(launches, lines, rows, varying, query, key, result)
-    prefixes = query.prefix, key.prefix
-    for first, second in (
-        (slice(0, prefixes[0]), slice(0, launches.m)),
-        (slice(prefixes[0], launches.n), slice(0, prefixes[1])),
-    ):
-        if first.stop > first.start and second.stop > second.start:
-            _of_prefix(launches, call, line, rows[0], first, second, prefixes, result)
+    if query.prefix or key.prefix:
+        _of_prefixes(launches, lines, rows, varying, result)
     return result.sum_to_size(values.shape)
 
 
@@ -142,36 +135,31 @@ def _table_kernel(launches: Launches, queries: tiles.Cells, keys: tiles.Cells, s
     return Kernel(table_kernels.backward_table, grid, {**launches.constants, **tile, **tests})
 
 
-def _of_prefix(
-    launches: Launches, call: Call, line: LineBias, up: tiles.Upstream, queries: slice, keys: slice,
-    prefixes: tuple[int, int], result: Tensor,
-) -> None:  # fmt: skip
-    """Write the gradient from pairs in which the queries or the keys are a prefix: O(N) of them, in PyTorch."""
-    groups = launches.heads // launches.own_heads
-    q, upstream = call.q.detach()[:, :, queries].to(launches.wide), up.at[:, :, queries].to(launches.wide)
-    k, v = (x.detach()[:, :, keys].to(launches.wide).repeat_interleave(groups, dim=1) for x in (call.k, call.v))
-    entries = line.lines.query[queries, None] - line.lines.key[None, keys] + line.lines.origin
-    scale = launches.factor(call)
-    factor = 1.0 if scale is None else scale.factor.detach().to(launches.wide)[:, :, queries, None]
-    added = line.values.detach().to(launches.wide)[:, entries]
-    for term in launches.low_rank(call):
-        query, key = (x.detach().to(launches.wide) for x in (term.query[..., queries, :], term.key[..., keys, :]))
-        added = added + query @ key.mT
-    score = (q @ k.mT) * call.scale + added * factor
-    numbers = torch.arange(queries.start, queries.stop, device=q.device)
-    if call.mask is not None:
-        score = score.masked_fill(~call.mask.pairs(numbers, keys), -torch.inf)
-    weight = torch.exp(score - up.shift[:, :, queries, None] / launches.unit)
-    d = upstream @ v.mT
-    if call.seed is not None:
-        columns = torch.arange(keys.start, keys.stop, device=q.device)
-        kept = kept_pairs(call.seed, launches.batch, launches.heads, numbers, columns, call.dropout)
-        d = d * kept / (1 - call.dropout)
-    d = (weight * (d - up.delta[:, :, queries, None]) * factor).sum(dim=0)
-    if queries.start == 0 and prefixes[0]:  # these queries have one coordinate
-        split = prefixes[1]
-        result[:, entries[0, split:]] = d[:, :, split:].sum(dim=1)
-        if split:
-            result[:, entries[:1, 0]] = d[:, :, :split].sum(dim=(1, 2))[:, None]
-    else:  # these keys have one coordinate
-        result[:, entries[:, 0]] = d.sum(dim=2)
+def _of_prefixes(launches: Launches, lines: Lines, rows: Common, varying: Hashable, result: Tensor) -> None:
+    """Write the gradient from pairs in which the queries or the keys are a prefix: O(N) of them."""
+    query, key = lines.layout.query, lines.layout.key
+    assert query is not None
+    assert key is not None
+    kernel, share = launches.once("prefix", lambda: _prefix_kernel(launches, query.prefix, key.prefix))
+    parts, n, m = kernel.grid[2], launches.n, launches.m
+    partial = torch.empty((parts, launches.heads, m + n), dtype=launches.wide, device=launches.device)
+    kernel(partial, *rows, launches.batch, share, query.prefix, key.prefix, varying=varying)
+    of_keys, of_queries = (x.sum(dim=0) if parts > 1 else x[0] for x in (partial[:, :, :m], partial[:, :, m:]))
+    tokens, origin = lines.layout.tokens, lines.origin
+    if query.prefix:  # one coordinate of all its queries
+        result[:, tokens + origin - lines.key[key.prefix :]] = of_keys[:, key.prefix :]
+        if key.prefix:
+            result[:, 2 * tokens + origin + 1] = of_keys[:, : key.prefix].sum(dim=1)
+    if key.prefix:
+        result[:, lines.query[query.prefix :] + (tokens + origin + 1)] = of_queries[:, query.prefix :]
+
+
+def _prefix_kernel(launches: Launches, query_prefix: int, key_prefix: int) -> tuple[Kernel, int]:
+    """The kernel of the prefixes' pairs, and how many elements of the batch each of its programs takes."""
+    shape, n, m = launches.shape("table"), launches.n, launches.m
+    edge = shape["ROWS"]
+    across = (cdiv(m, edge) if query_prefix else 0) + (cdiv(n, edge) if key_prefix else 0)
+    share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
+    tile = {"EDGE": edge, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
+    grid = (across, launches.heads, cdiv(launches.batch, share))
+    return Kernel(prefix_kernels.backward_prefix, grid, {**launches.constants, **tile}), share

@@ -37,7 +37,7 @@ def padded(
 
 
 @triton.jit
-def _d_scores(
+def d_scores(
     tile_bias, up, qkv, size, bias, allowed, dropout, batch, head, query_at, query_stop, key_at, key_stop, free,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, EDGE: tl.constexpr,
     FULL: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
@@ -82,7 +82,7 @@ def backward_pairs(
     summed = tl.zeros([EDGE, EDGE], SUM)
     first = part * share
     for step in range(tl.minimum(share, batches - first)):
-        summed += _d_scores(
+        summed += d_scores(
             tile_bias, up, qkv, size, bias, allowed, dropout, tl.minimum(first + step, batches - 1), head, query_at,
             size.n, key_at, size.m, False, D, V, D_PAD, V_PAD, EDGE, False, PRECISION, SCALE, UNIT,
         )  # fmt: skip
@@ -181,7 +181,7 @@ def backward_table(
     summed = tl.zeros([EDGE, EDGE], SUM)
     for _ in range(steps):
         query_at, query_stop, key_at, key_stop = _cells_at(cell, ahead, queries, keys, EDGE)
-        summed += _d_scores(
+        summed += d_scores(
             tile_bias, up, qkv, size, bias, allowed, dropout, tl.minimum(batch, batches - 1), head, query_at,
             query_stop, key_at, key_stop, free, D, V, D_PAD, V_PAD, EDGE, FULL, PRECISION, SCALE, UNIT,
         )  # fmt: skip
