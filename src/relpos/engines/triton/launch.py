@@ -19,7 +19,7 @@ from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.limits import HOPPERS, cdiv, interpreting, power_of_2, shared_memory
-from relpos.engines.triton.low_rank import Factors
+from relpos.engines.triton.low_rank import LowRankSides
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Launches:
         constants = {"PAD": self.pad, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
         return Kernel(table_kernels.padded, (cdiv(length + 2 * self.pad, _ENTRIES), rows), constants)
 
-    def _ranks(self, term: LowRank) -> Factors:
+    def _ranks(self, term: LowRank) -> LowRankSides:
         """A bias of low rank, rank by rank, with as many zeros at the ends as the table has."""
         pad = 3 * min(spans.COARSE, max(16, power_of_2(max(self.n, self.m))))
         sides: list[Any] = []
@@ -118,7 +118,7 @@ class Launches:
             side = x.new_zeros((batch, heads, rank, tokens + pad), dtype=self.wide)
             side[..., :tokens] = x.mT
             sides += [side, (batch > 1) * side.stride(0), (heads > 1) * side.stride(1), tokens + pad]
-        return Factors._make((*sides, tl.constexpr(term.query.shape[-1])))
+        return LowRankSides._make((*sides, tl.constexpr(term.query.shape[-1])))
 
     def allowed(self, call: Call) -> tuple[tiles.Allowed, tiles.Spans, tiles.Spans]:
         """The mask of a call, and the spans of queries and of keys."""

@@ -14,7 +14,7 @@ import triton.language as tl
 from relpos.engines.triton.reads import read
 
 
-class Factors(NamedTuple):
+class LowRankSides(NamedTuple):
     """The two sides of a term, with strides of batch, head and rank, followed by as many zeros as a table is; and the
     rank, a constant."""
 

@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
 class Bias(NamedTuple):
     """A line bias: `values` divided by the scale, and the lines of queries and keys, with strides of head and batch.
-    And biases of low rank, a tuple of `Factors`, not divided; `inverse` is 1 / scale, a constant.
+    And biases of low rank, a tuple of `LowRankSides`, not divided; `inverse` is 1 / scale, a constant.
 
     Without lines, coordinates are consecutive integers, and `origin` is the entry of the first query and first key. On
     regular lines `first` is that of the first ones after the prefixes, whose own coordinates are `query_prefix` and
