@@ -27,9 +27,9 @@ import math
 
 from relpos.core.line import Layout, Ramp
 
-Side = tuple[int, int, int, int, int]
+TileSide = tuple[int, int, int, int, int]
 """PREFIX, INNER, JUMP, PLANE, FAR."""
-PLAIN_SIDE: Side = (0, 0, 0, 0, 0)
+PLAIN_SIDE: TileSide = (0, 0, 0, 0, 0)
 """Of consecutive integers without a prefix."""
 _MOST_PREFIX = 4
 """Tokens of a prefix, at most: beyond, their tiles cost more than is won."""
@@ -37,7 +37,7 @@ _MOST_ZEROS = 2**14
 """Zeros at one end of a table, at most: more are needed only by unlike grids, one with very long rows."""
 
 
-def sides(layout: Layout, rows: int, columns: int, largest: int) -> tuple[Side, Side] | None:
+def sides(layout: Layout, rows: int, columns: int, largest: int) -> tuple[TileSide, TileSide] | None:
     """QUERIES and KEYS of a kernel with tiles of `rows` queries and `columns` keys; None where tiles are not alike.
 
     Args:
@@ -51,12 +51,12 @@ def sides(layout: Layout, rows: int, columns: int, largest: int) -> tuple[Side, 
     return both if _alike(both[0], rows) and _alike(both[1], columns) else None
 
 
-def _both(layout: Layout) -> tuple[Side, Side] | None:
+def _both(layout: Layout) -> tuple[TileSide, TileSide] | None:
     query, key = (None if ramp is None else _side(ramp) for ramp in (layout.query, layout.key))
     return None if query is None or key is None else (query, key)
 
 
-def _side(ramp: Ramp) -> Side | None:
+def _side(ramp: Ramp) -> TileSide | None:
     """The constant of regular lines; None if neighbours are not one apart, or there are more axes."""
     axes = [(size, stride) for size, stride in zip(ramp.sizes, ramp.strides, strict=True) if size > 1]
     if len(axes) > 3 or (axes and axes[-1][1] != 1):
@@ -68,13 +68,13 @@ def _side(ramp: Ramp) -> Side | None:
     return (ramp.prefix, *levels)  # type: ignore[return-value]
 
 
-def _alike(side: Side, size: int) -> bool:
+def _alike(side: TileSide, size: int) -> bool:
     """Whether all tiles of a size are alike, and the columns of which kernels read eight in a row consecutive."""
     lengths = [length for length in side[1::2] if length]
     return side[0] <= _MOST_PREFIX and all(x % 8 == 0 and (x % size == 0 or size % x == 0) for x in lengths)
 
 
-def _reach(both: tuple[Side, Side], largest: int) -> int:
+def _reach(both: tuple[TileSide, TileSide], largest: int) -> int:
     """How far on its line a token can be from one that is three tiles before it."""
     far = 3 * largest
     return max(
@@ -100,6 +100,6 @@ def starts(layout: Layout) -> tuple[int, int, int]:
     return query.start - key.start, tokens - query.start, -(tokens + 1) - key.start
 
 
-def steps(count: int, side: Side, size: int) -> int:
+def steps(count: int, side: TileSide, size: int) -> int:
     """How many tokens the tiles of a size cover, as if all were full."""
     return count + side[0] * (size - 1)
