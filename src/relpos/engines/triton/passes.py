@@ -171,7 +171,7 @@ def _by_keys(launches: Launches, piece: Piece) -> Kernel:
     return launches.once(f"keys{piece.name}", made)
 
 
-def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.Side, size: int) -> dict[str, bool]:
+def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.TileSide, size: int) -> dict[str, bool]:
     """Of a kernel whose loop takes `size` of `count` tokens at a time."""
     tests = launches.tests((count - side[0]) % size == 0 and count >= size)
     prefixes = tiled["QUERIES"][0] + tiled["KEYS"][0] > 0
