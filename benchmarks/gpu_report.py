@@ -1,4 +1,4 @@
-"""What a run of `on_gpu.py` says: tests that failed, tiles, short calls; and the results that the README's table is of.
+"""What a run of `on_gpu.py` says: failures, tiles, short calls, borders; and the results that the README's table is of.
 
     python benchmarks/gpu_report.py FOLDER/measured.jsonl [--write]
 
@@ -58,9 +58,46 @@ def said(lines: Sequence[Line]) -> Iterator[str]:
     for (kind, width), group in groupby(timed, key=lambda line: (line["kind"], line["width"])):
         best = sorted(group, key=lambda line: line["ms"])[:5]
         yield f"tiles: {kind}, width {width}: " + "; ".join(f"{line['tile']} {line['ms']:.3f} ms" for line in best)
+        shape = ", ".join(map(str, best[0]["tile"]))
+        yield f'    ("{kind}", "half", {width}): _shape({shape}),'
     for line in lines:
         if line["part"] == "short":
             yield "short: {batch} x 8 x {tokens}, {form}: {forward_us} us, a step {step_us} us".format(**line)
+
+
+def said_of_models(lines: Sequence[Line]) -> Iterator[str]:
+    """Retrofitted models, a line for each size, and the border of each; then FlexAttention."""
+    for line in lines:
+        if line["part"] == "retrofits" and "ratio" in line:
+            what = "step" if line["train"] else "forward"
+            yield (
+                f"retrofits: {line['model']}, {line['batch']} x {line['tokens']}, {what}: "
+                f"{line['published_ms']:.2f} to {line['retrofit_ms']:.2f} ms, {line['ratio']:.2f} times as fast"
+            )
+    found: dict[str, dict[bool, int | None]] = {}
+    for line in lines:
+        if "border" in line:
+            found.setdefault(line["model"], {})[line["train"]] = line["border"]
+    for model, borders in found.items():
+        forward, training = ("NEVER" if borders.get(train) is None else borders[train] for train in (False, True))
+        yield f"border: {model}: Borders({forward}, {training})"
+    for line in lines:
+        if line["part"] == "flex" and "ms" in line:
+            what = ", ".join(name for name in ("causal", "learned", "train") if line[name])
+            yield f"flex: {what}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in line["ms"].items())
+
+
+def said_of_faults(lines: Sequence[Line]) -> Iterator[str]:
+    """Kinds of calls in which an engine differs, and whatever failed or was cut off."""
+    checked = [line for line in lines if line["part"] == "check" and "call" in line]
+    if checked:
+        wrong = [line for line in checked if line["fault"]]
+        served = sum(line["lack"] is None for line in checked)
+        yield f"check: {len(checked)} calls, {served} of them served, {len(wrong)} wrong"
+        yield from (f"  wrong: {line['call']}: {line['fault']}" for line in wrong)
+    for line in lines:
+        if line["part"] != "tiles" and (why := line.get("ended") or line.get("failed")):
+            yield f"{line['part']}: {line.get('model', 'the part')}: {why}"
 
 
 def main() -> None:
@@ -70,7 +107,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     asked = parser.parse_args()
     lines = [json.loads(line) for line in asked.lines.read_text(encoding="utf-8").splitlines()]
-    print(*said(lines), sep="\n")
+    print(*said(lines), *said_of_models(lines), *said_of_faults(lines), sep="\n")
     if any("peer" in line for line in lines):
         found = results(lines)
         for target in found["targets"]:

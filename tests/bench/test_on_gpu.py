@@ -50,7 +50,20 @@ def measured() -> list[dict[str, Any]]:
         entry("relpos-auto", 2.5),
         *({"part": "tiles", "kind": "keys", "width": 64, "tile": [64, n, 4, 2], "ms": n / 32} for n in (64, 32, 128)),
         {"part": "tiles", "kind": "keys", "width": 64, "tile": [16, 16, 8, 4], "failed": "OutOfResources"},
-    ]
+        {"part": "check", "call": "triton, float16, causal", "lack": None, "fault": "NaN"},
+        {"part": "check", "call": "triton, float16, blocks", "lack": "blocks", "fault": None},
+        *(
+            {
+                "part": "retrofits", "model": "T5", "batch": 1, "tokens": 9, "train": True, "published_ms": 3.0,
+                "retrofit_ms": 2.0, "ratio": 1.5,
+            },
+            {"part": "retrofits", "model": "T5", "train": True, "border": 9},
+            {"part": "retrofits", "model": "T5", "train": False, "border": None},
+            {"part": "retrofits", "model": "BEiT", "failed": "OutOfMemoryError()"},
+        ),
+        {"part": "flex", "causal": True, "learned": False, "train": True, "ms": {"flex": 4.0, "relpos": 2.0}},
+        {"part": "flex", "ended": "its time was over"},
+    ]  # fmt: skip
 
 
 def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
@@ -58,6 +71,34 @@ def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
     assert "tests: 1 of 2 passed, 90 s" in said
     assert "failed: tests/engines/test_gpu.py::test_b: AssertionError: 2 is not 1" in said
     assert "tiles: keys, width 64: [64, 32, 4, 2] 1.000 ms; [64, 64, 4, 2] 2.000 ms" in said
+    assert '("keys", "half", 64): _shape(64, 32, 4, 2),' in said
+
+
+def test_a_report_says_which_borders_and_faults_were_found() -> None:
+    report = loaded("gpu_report")
+    assert list(report.said_of_models(measured())) == [
+        "retrofits: T5, 1 x 9, step: 3.00 to 2.00 ms, 1.50 times as fast",
+        "border: T5: Borders(NEVER, 9)",
+        "flex: causal, train: flex 4.000 ms, relpos 2.000 ms",
+    ]
+    assert list(report.said_of_faults(measured())) == [
+        "check: 2 calls, 1 of them served, 1 wrong",
+        "  wrong: triton, float16, causal: NaN",
+        "retrofits: BEiT: OutOfMemoryError()",
+        "flex: the part: its time was over",
+    ]
+
+
+@pytest.mark.slow
+def test_a_part_of_a_run_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path) -> None:
+    """In a process of its own. `on_gpu.py FOLDER --dry` runs all, in three minutes."""
+    command = [sys.executable, str(BENCHMARKS / "on_gpu.py"), str(tmp_path), "--dry"]
+    parts = [*command, "--parts", "flex", "--seconds", "40"]
+    done = subprocess.run(parts, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "measured.jsonl").read_text("utf-8").splitlines()]
+    assert [line["part"] for line in lines] == ["flex"] * 6
+    assert not any(line["failed"] for line in lines)
 
 
 def test_results_of_a_run_are_a_table_of_the_readme() -> None:
@@ -123,7 +164,7 @@ def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyP
         (
             "on_gpu",
             ["out", "--parts", "speed"],
-            "expected parts of tests, attention, tiles, short; got 'speed'. Leave it out.\n",
+            "expected parts of tests, check, tiles, attention, short, retrofits, flex; got 'speed'. Leave it out.\n",
         ),
         ("tune_triton", [], "expected a CUDA device; got none. Tiles are measured on the GPU that they are for.\n"),
     ],

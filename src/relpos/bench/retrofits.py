@@ -42,11 +42,12 @@ class RetrofitTiming:
 
 
 class RetrofitPair:
-    """A model and its retrofitted copy, which is verified.
+    """A model and its retrofitted copy.
 
     Args:
         border: of the copy; None for that of the device.
         always: let relpos compute at any size, in all layers that a retrofit with this border replaces.
+        verify: the copy.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class RetrofitPair:
         *,
         border: int | None = None,
         always: bool = False,
+        verify: bool = True,
         progress: Callable[[str], object] = lambda what: None,
     ) -> None:
         self.model, self.copy, self.progress = model, copy.deepcopy(model), progress
-        self.report = retrofit(self.copy, border=border, progress=lambda name: progress(f"verify {name}"))
+        self.report = retrofit(
+            self.copy, verify=verify, border=border, progress=lambda name: progress(f"verify {name}")
+        )
         self.routes = [route(one) for one in self.copy.modules() if is_swapped(one)]
         if always:
             for one in self.routes:

@@ -18,7 +18,7 @@ from relpos.core import AxisVectors, LineBias, Lines, LineVectors, LowRank, Quer
 from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
-from relpos.engines.triton.limits import HOPPERS, cdiv, interpreting, power_of_2, shared_memory
+from relpos.engines.triton.limits import HOPPERS, are_few, cdiv, interpreting, power_of_2, shared_memory
 from relpos.engines.triton.low_rank import LowRankSides
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ class Launches:
         self.line_at = kinds.index(LineBias) if LineBias in kinds else None
         line = self.line(call)
         self.layout = None if line is None else line.lines.layout
+        self.few = line is not None and are_few(line.lines)
         self.pad = 0 if self.layout is None else grids.padding(self.layout, spans.COARSE)
         self.low_rank_at = [index for index, kind in enumerate(kinds) if kind is LowRank]
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
@@ -167,14 +168,23 @@ class Launches:
         kind += " of ranks" * (bool(self.low_rank_at) and kind in ("queries", "keys"))
         classes = [width for width in _CLASSES if width >= max(self.d, self.v)]
         large_memory = shared_memory(self.device) >= HOPPERS
-        width = classes[0 if large_memory else min(1, len(classes) - 1)]
+        wider = 0 if large_memory else 2 if kind == "table" or self.has_vectors else 1
+        width = classes[min(wider, len(classes) - 1)]
         key = "forward" if kind == "weights" else kind, "half" if half else "full", width
-        found = dict((self.has_vectors and WITH_VECTORS.get(key)) or SHAPES[key])
-        if not large_memory:  # the tiles of wider heads, without pipelining
+        crowded = half and (not large_memory or self._is_crowded(kind))
+        found = (self.has_vectors and WITH_VECTORS.get(key)) or (crowded and CROWDED.get(key[::2])) or SHAPES[key]
+        found = dict(found)
+        if not large_memory:  # the tiles of wider heads, or of the widest, without pipelining
             found["num_stages"] = 1
         for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
             found[name] = min(found[name], max(16, power_of_2(count)))
         return found
+
+    def _is_crowded(self, kind: str) -> bool:
+        """Whether a kernel needs more registers than that of a plain bias: it reads factors, it goes through the query
+        heads of a key head, or it keeps all pairs of a tile."""
+        more = self.few if kind == "table" else self.own_heads < self.heads
+        return more or self.factor_at is not None
 
     def tests(self, full: bool) -> dict[str, bool]:
         """Whether all tiles are full, and whether some are tested for pairs that are not allowed or outside."""
@@ -269,7 +279,7 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("queries", "full", 128): _shape(32, 32, 8, 1),
     ("queries", "full", 256): _shape(32, 16, 8, 1),
     ("keys", "half", 64): _shape(64, 64, 4, 2),
-    ("keys", "half", 128): _shape(64, 128, 8, 2),
+    ("keys", "half", 128): _shape(32, 128, 8, 2),
     ("keys", "half", 256): _shape(32, 64, 8, 1),
     ("keys", "full", 64): _shape(32, 64, 4, 2),
     ("keys", "full", 128): _shape(32, 32, 8, 1),
@@ -288,17 +298,24 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys of ranks", "full", 256): _shape(16, 32, 8, 1),
     ("table", "half", 64): _shape(64, 64, 4, 3),
     ("table", "half", 128): _shape(64, 64, 4, 3),
-    ("table", "half", 256): _shape(32, 32, 4, 1),
+    ("table", "half", 256): _shape(32, 32, 8, 1),
     ("table", "full", 64): _shape(32, 32, 8, 1),
     ("table", "full", 128): _shape(32, 32, 8, 1),
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
-in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); the others are not measured. Those of
-ranks are half as large: registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""
+in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27), except that of keys at 128: the best,
+64 x 128, spills 24 to 160 bytes of registers, this none. The others are not measured. Those of ranks are half as large:
+registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
     ("forward", "half", 128): _shape(128, 32, 8, 3),
     ("queries", "half", 128): _shape(64, 64, 8, 2),
+    ("keys", "half", 64): _shape(64, 64, 8, 2),
     ("keys", "half", 128): _shape(32, 64, 8, 2),
 }
 """The same beside vectors, whose addresses need registers: the tiles above would spill some. Not measured."""
+CROWDED: dict[tuple[str, int], dict[str, int]] = {
+    ("keys", 64): _shape(64, 64, 8, 2),
+    ("table", 128): _shape(64, 64, 8, 3),
+}
+"""The same in half precision where `_is_crowded` says so, and on GPUs with less shared memory. Not measured."""
