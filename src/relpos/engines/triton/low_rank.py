@@ -110,7 +110,7 @@ def of_keys(sums, d_bias, qi, batch, head, targets, terms):
 @triton.jit
 def write_sums(targets, sums, tokens, stop, count, batch_head):
     """Write the sums of tokens before `stop` of one head to `[B, H, R, count]` of each term that has a target."""
-    for number in tl.static_range(len(targets)):
+    for number in tl.static_range(len(sums)):
         if targets[number] is not None:
             for rank in tl.static_range(len(sums[number])):
                 at = targets[number] + (batch_head * len(sums[number]) + rank) * count + tokens
