@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from relpos import Grid, LineBias, LowRank, Mask, Sequence, Sinks, Terms, lines
+from relpos import Grid, LineBias, LineVectors, LowRank, Mask, Sequence, Sinks, Terms, lines
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
@@ -24,6 +24,7 @@ launch = importlib.import_module("relpos.engines.triton.launch")
 limits = importlib.import_module("relpos.engines.triton.limits")
 handles = importlib.import_module("relpos.engines.triton.handles")
 passes = importlib.import_module("relpos.engines.triton.passes")
+vector_sets = importlib.import_module("relpos.engines.triton.vector_sets")
 
 Launch = tuple[str, tuple[int, ...], tuple[Any, ...]]
 LAUNCHED: list[Launch] = []
@@ -95,8 +96,9 @@ def run(launches: Any, call: Call, d_out: torch.Tensor) -> list[Launch]:
     """What is launched by the forward and the backward of a call."""
     LAUNCHED.clear()
     out, lse = passes.forward(call, launches)
-    (term,), (low_rank,) = call.terms.of(LineBias), call.terms.of(LowRank)
-    wanted = Gradients([call.q, call.k, call.v, term.values, low_rank.key])
+    learned = [term.values for term in call.terms.of(LineBias)] + [term.key for term in call.terms.of(LowRank)]
+    learned += [term.vectors for term in call.terms.of(LineVectors)]
+    wanted = Gradients([call.q, call.k, call.v, *learned])
     passes.backward(call, out, lse, d_out, torch.zeros_like(lse), wanted, launches)
     return list(LAUNCHED)
 
@@ -108,17 +110,27 @@ def main() -> int:
     # The kernels were imported with what this machine has: nothing.
     launch.shared_memory = lambda device: 227 * 1024
     compared = 0
-    for where, mask, few in ((Sequence(33), None, 256), (Grid(5, 7, prefix=1), Mask.causal(), 16)):
-        limits.FEW = few
+    cases = (
+        (Sequence(33), None, 256, 2**29),
+        (Grid(5, 7, prefix=1), Mask.causal(), 16, 2**29),
+        (Sequence(40), Mask.causal(), 16, 2**15),  # vectors, by heads
+    )
+    for where, mask, few, workspace in cases:
+        limits.FEW, vector_sets.WORKSPACE = few, workspace
         line = lines(where)
         shape = (2, 2, where.count, 24)
         q, k, v = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
         low_rank = LowRank(torch.zeros(2, where.count, 3), torch.zeros(2, 1, where.count, 3))
         terms = Terms(LineBias(torch.zeros(2, line.length), line), low_rank, Sinks(torch.zeros(2)))
+        if workspace < 2**29:
+            few_vectors, index = torch.zeros(2, 2, 9, 24), torch.arange(line.length) % 9
+            sides = zip(("query", "value"), few_vectors, strict=True)
+            terms = Terms(*(LineVectors(x, index, line, side) for side, x in sides))
         kept = launch.Launches(Call(q, k, v, terms, mask, 0.1))
         tokens_first = torch.zeros(2, where.count, 2, 24, dtype=torch.bfloat16).transpose(1, 2)
         gradients = torch.zeros(shape, dtype=torch.bfloat16), tokens_first
-        for stream, place, d_out in [*itertools.product((0, 1), (lambda x: x, moved), gradients)] * 2:
+        varied = [*itertools.product((0, 1), (lambda x: x, moved), gradients)]
+        for stream, place, d_out in (varied[:1] if workspace < 2**29 else varied) * 2:
             stand_in.stream = stream
             call = Call(place(q), k, place(v), terms, mask, 0.1)
             mine, wanted = run(kept, call, d_out), run(launch.Launches(call), call, d_out)
@@ -128,6 +140,8 @@ def main() -> int:
             compared += len(mine)
         made = {name: x for name, x in kept._made.items() if isinstance(x, handles.Kernel)}
         reused = {name: len(kernel._compiled) for name, kernel in made.items()}
+        if workspace < 2**29:
+            continue
         assert reused["forward"] == 2, reused  # where q and v begin
         assert reused["queries"] == 4, reused  # and the strides of the gradient
     print(f"{compared} launches compared")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import relpos
-from relpos import Grid, LineBias, LowRank, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
+from relpos import Grid, LineBias, LineVectors, LowRank, Mask, RotaryEmbedding, Sequence, Sinks, attention, lines
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 limits = importlib.import_module("relpos.engines.triton.limits")
@@ -58,6 +58,11 @@ def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
         yield f"{name}, low rank, causal", LineBias(values, line) + LowRank(*sides), Mask.causal(), 2, 1
         packed = Mask.packed(torch.arange(34, device=DEVICE) // 9) & Mask.causal()
         yield f"{name}, packed", relpos.Terms(LineBias(values, line)), packed, 2, 2
+    line = lines(Sequence(34), device=DEVICE)
+    clipped = (torch.arange(line.length, device=DEVICE) - 33).clamp(-4, 4) + 4
+    few, every = (torch.randn(2, count, 24, device=DEVICE, requires_grad=True) for count in (9, line.length))
+    sides = (LineVectors(few, clipped, line, side) for side in ("query", "key", "value"))
+    yield "vectors, causal", relpos.Terms(*sides, LineVectors(every, None, line, "query")), Mask.causal(), 2, 1
 
 
 def main() -> int:

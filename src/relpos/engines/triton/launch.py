@@ -308,6 +308,7 @@ in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27), ex
 64 x 128, spills 24 to 160 bytes of registers, this none. The others are not measured. Those of ranks are half as large:
 registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
+    ("keys", "half", 64): _shape(64, 64, 8, 2),
     ("forward", "half", 128): _shape(128, 32, 8, 3),
     ("queries", "half", 128): _shape(64, 64, 8, 2),
     ("keys", "half", 64): _shape(64, 64, 8, 2),
