@@ -11,6 +11,7 @@ from fuzz.draw_memory import MemoryChoices
 from fuzz.draw_terms import PAIRS, TermChoices
 from fuzz.draw_tokens import TokenChoices
 from fuzz.draw_turning import with_turning
+from fuzz.draw_vectors import with_vectors
 
 
 class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
@@ -81,8 +82,8 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
 
 def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
-    call = with_content(Drawing(seed, few="triton" in engines).call(newer=True))
-    return call if "triton" in engines else with_turning(call)
+    call = Drawing(seed, few="triton" in engines).call(newer=True)
+    return with_content(with_vectors(call)) if "triton" in engines else with_turning(with_content(call))
 
 
 def draw_as_frozen(seed: int, engines: tuple[str, ...] = ()) -> Described:

@@ -44,6 +44,9 @@ TRITON = {
 }
 """The same of Triton's kernels, whose tiles have 16 tokens a side at least."""
 
+PARTS = {"triton.vector_sets.WORKSPACE": (4_000, 20_000, 100_000)}
+"""The same of its kernels of vectors."""
+
 
 @contextmanager
 def set_to(values: Mapping[str, int]) -> Iterator[None]:
