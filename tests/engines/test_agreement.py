@@ -12,8 +12,11 @@ from test_streaming import COORDINATES, MASKS, H, N
 from torch import Tensor
 
 from relpos import (
+    AxisVectors,
     DenseBias,
+    Grid,
     LineBias,
+    LineVectors,
     LowRank,
     Mask,
     QueryBias,
@@ -25,6 +28,7 @@ from relpos import (
     Terms,
     lines,
 )
+from relpos.core import Term, axis_lines
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.reference import REFERENCE as reference
@@ -88,6 +92,28 @@ def test_low_rank_biases_are_part_of_the_variant(shapes: Any) -> None:
     query, key = (torch.zeros(shape) for shape in shapes)
     given = [LowRank(query, key), LowRank(query.double(), key), LowRank(query[..., :2], key[..., :2])]
     found = [variant(5, 4, position=Terms(*more)) for more in ([], *([x] for x in given), [given[0]] * 2)]
+    assert len(set(found)) == len(found)
+    assert [variant_of(small_call(one, "odd")) for one in found] == found
+
+
+def test_vectors_are_part_of_the_variant() -> None:
+    line, other = lines(Sequence(5)), lines(Grid(2, 3))
+    axes, solid = (axis_lines(where) for where in (Grid(2, 3), Grid(2, 3, 4)))
+    few, index, content = torch.zeros(1, 4, 8), torch.zeros(9, dtype=torch.int32), torch.zeros(1, H, 5, 3)
+    given: list[tuple[int, Any]] = [
+        (5, LineVectors(few, index, line, side) + LineVectors(few.double(), again, line, "key", scaled=False))
+        for side in ("query", "key", "value")
+        for again in (index, index.clone())
+    ]
+    given += [
+        (5, LineVectors(few, None, line, "query", bias=torch.zeros(H, 8))),
+        (5, LineVectors(few[..., :3], index.long(), line, "query", content=content)),
+        (6, LineVectors(few, None, other, "query")),
+        (6, AxisVectors((few, few.expand(H, -1, -1)), axes)),
+        (24, AxisVectors((few, few, few), solid)),
+        (5, AxisVectors((few,), axis_lines(Sequence(5)))),
+    ]
+    found = [variant(n, n, position=Terms(x) if isinstance(x, Term) else x) for n, x in given]
     assert len(set(found)) == len(found)
     assert [variant_of(small_call(one, "odd")) for one in found] == found
 

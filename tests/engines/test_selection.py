@@ -15,6 +15,7 @@ from relpos import (
     CoPE,
     Grid,
     LineBias,
+    LineVectors,
     LowRank,
     Mask,
     RelativePositionBias,
@@ -101,13 +102,16 @@ def test_the_last_way_of_an_engine_serves_every_call() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
-@pytest.mark.parametrize("kind", ["line", "low rank"])
+@pytest.mark.parametrize("kind", ["line", "low rank", "vectors"])
 @pytest.mark.parametrize("tokens", [TOKENS_OF_TRITON - 1, TOKENS_OF_TRITON])
 def test_a_call_is_planned_as_on_another_kind_of_device(tokens: int, kind: str) -> None:
     """Whose times count is a value: what a GPU would be given is seen without one."""
     line = lines(Sequence(tokens))
-    low_rank = LowRank(*torch.zeros(2, HEADS, tokens, 2))
-    position = low_rank if kind != "line" else LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line)
+    position = {
+        "line": LineBias(torch.zeros(HEADS, line.length, requires_grad=True), line),
+        "low rank": LowRank(*torch.zeros(2, HEADS, tokens, 2)),
+        "vectors": LineVectors(torch.zeros(1, line.length, WIDTH, requires_grad=True), None, line, "query"),
+    }[kind]
     call = call_of(*(torch.randn(1, HEADS, tokens, WIDTH) for _ in range(3)), position=position)
     assert choose(call, "auto").engine.name != "triton"
     there = choose(call, "auto", "cuda")

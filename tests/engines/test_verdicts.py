@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from patience import PATIENCE
-from relpos import Grid, LineBias, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
+from relpos import Grid, LineBias, LineVectors, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
 from relpos.engines.flex import FLEX as flex
 from relpos.engines.selection import SLOWER
 from relpos.engines.self_check import verdicts
@@ -32,6 +32,7 @@ FAST_SHARE = 3  # of its tests, in the fast part
 launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
+vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
 spans = importlib.import_module("relpos.engines.triton.spans")
 variant = importlib.import_module("relpos.engines.self_check.variant")
 
@@ -321,6 +322,28 @@ def test_tritons_kernels_that_forget_the_mask_are_passed_over_under_one(
         found = attention(*tensors, **given)
     torch.testing.assert_close(found, attention(*tensors, **given, backend="reference"))
     assert explain(*tensors, position=bias()).backend == "triton"
+
+
+@pytest.mark.slow
+def test_tritons_kernels_of_vectors_are_checked(interpreted: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    line = lines(Sequence(N))
+    index, few = torch.arange(line.length) % 5, torch.randn(2, 5, 8)
+    tensors, position = inputs(), LineVectors(few, index, line, "query") + LineVectors(few, index, line, "key")
+    assert explain(*tensors, position=position).backend == "triton"
+    real = vector_kernels.sum_by_column
+
+    class Late:
+        """Leaves out the first run of each column."""
+
+        def __getitem__(self, grid: Any) -> Any:
+            def run(out: Any, pairs: Any, others: Any, runs: Any, *rest: Any, **options: Any) -> None:
+                real[grid](out, pairs, others, runs._replace(begins=runs.begins + runs.ahead[0]), *rest, **options)
+
+            return run
+
+    monkeypatch.setattr(vector_kernels, "sum_by_column", Late())
+    with pytest.warns(RuntimeWarning, match="gradient of"):
+        assert explain(*tensors, position=position, mask=Mask.causal()).backend != "triton"
 
 
 @pytest.mark.parametrize("kernel", ["backward_keys", "backward_queries", "backward_rows", "backward_pairs"])

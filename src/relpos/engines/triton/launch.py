@@ -310,8 +310,7 @@ registers hold the numbers of low-rank biases too, and none is spilled up to ran
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys", "half", 64): _shape(64, 64, 8, 2),
     ("forward", "half", 128): _shape(128, 32, 8, 3),
-    ("queries", "half", 128): _shape(64, 64, 8, 2),
-    ("keys", "half", 64): _shape(64, 64, 8, 2),
+    ("queries", "half", 128): _shape(64, 32, 8, 2),
     ("keys", "half", 128): _shape(32, 64, 8, 2),
 }
 """The same beside vectors, whose addresses need registers: the tiles above would spill some. Not measured."""
