@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import test_streaming
 import torch
-from engine_steps import call_of, step
+from engine_steps import assert_as_reference, call_of, step
 from test_streaming import B, D, check
 from test_triton import DTYPES
 from torch import Tensor
@@ -148,6 +148,26 @@ def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(step("triton", leaves, position, **given), found, rtol=0, atol=0)
     wanted = {"elements": (False, True, True), "heads": (False, False, True), "rows": (False, False, False)}[parts]
     assert wanted in seen
+
+
+@pytest.mark.slow
+def test_rows_of_a_chunk_read_some_of_the_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each offset has its own: the products of a chunk are those with the vectors that its rows reach."""
+    monkeypatch.setattr(vector_sets, "WORKSPACE", 2048)
+    monkeypatch.setattr(spans, "COARSE", 16)
+    for key in launch.SHAPES:
+        monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 32, 4, 1))
+    seen: list[tuple[int, int]] = []
+    real = vectors.CallVectors._product
+
+    def watched(self: Any, one: Any, side: Any, part: Any) -> Any:
+        seen.append((one.first, one.count))
+        return real(self, one, side, part)
+
+    monkeypatch.setattr(vectors.CallVectors, "_product", watched)
+    leaves = [*torch.randn(3, 1, H, N, D), torch.randn(H, LINE.length - 3, D)]
+    assert_as_reference("triton", leaves, lambda w: LineVectors(w, None, LINE, "query"), rtol=1e-4, atol=1e-5)
+    assert set(seen) == {(0, 36), (16, LINE.length - 3 - 16)}
 
 
 @pytest.mark.slow

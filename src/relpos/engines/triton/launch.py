@@ -220,16 +220,6 @@ _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
 
-def starts_of(lines: Lines) -> int | None:
-    """The first query minus the first key, on lines of consecutive integers; None for others, which are read."""
-    layout = lines.layout
-    if layout.kind != "affine":
-        return None
-    assert layout.query is not None
-    assert layout.key is not None
-    return layout.query.start - layout.key.start
-
-
 def in_32_bits(lines: Lines) -> tuple[Tensor, Tensor]:
     """The coordinates of queries and keys, cached."""
 

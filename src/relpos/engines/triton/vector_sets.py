@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -51,17 +51,28 @@ class Set:
         index: `[L]`, the row that each entry reads, or None for its own.
         count: R, how many there are.
         met: what they are, by side.
+        first: the first of them, if only some of them are read.
     """
 
     lines: Lines
     index: Int[Tensor, " L"] | None
     count: int
     met: dict[Side, list[Met]]
+    first: int = 0
 
     def reads_like(self, other: Set) -> bool:
         """Whether pairs read the same columns."""
         same = self.index is other.index and self.count == other.count
         return same and (self.lines is other.lines or self.lines.same_structure(other.lines))
+
+    def within(self, rows: slice, keys: int) -> Set:
+        """Those that some queries read, as far as that is known: on consecutive integers each entry its own."""
+        starts = starts_of(self.lines)
+        if self.index is not None or starts is None:
+            return self
+        entries = self.lines.origin + starts + rows.start - (keys - 1), self.lines.origin + starts + rows.stop
+        first, stop = (min(max(entry, 0), self.count) for entry in entries)
+        return replace(self, first=first, count=stop - first)
 
     @property
     def width(self) -> int:
@@ -125,3 +136,13 @@ def unsupported(call: Call) -> str | None:
 def number_bytes(dtype: torch.dtype) -> int:
     """Bytes of a product, or of a pair's number, of a call in some dtype."""
     return 8 if dtype == torch.float64 else 4
+
+
+def starts_of(lines: Lines) -> int | None:
+    """The first query minus the first key, on lines of consecutive integers; None for others, which are read."""
+    layout = lines.layout
+    if layout.kind != "affine":
+        return None
+    assert layout.query is not None
+    assert layout.key is not None
+    return layout.query.start - layout.key.start

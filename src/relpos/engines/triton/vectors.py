@@ -26,17 +26,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import Lines
 from relpos.core.terms.vectors import Side
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import spans, vector_kernels, vector_sets
 from relpos.engines.triton.handles import Kernel
-from relpos.engines.triton.launch import Launches, batch_stride, in_32_bits, starts_of
+from relpos.engines.triton.launch import Launches, batch_stride, in_32_bits
 from relpos.engines.triton.limits import cdiv
 from relpos.engines.triton.vector_kernels import Others, Runs
 from relpos.engines.triton.vector_reads import Products, VectorChunk
-from relpos.engines.triton.vector_sets import MOST_SETS, Met, Set, number_bytes, sets_of
+from relpos.engines.triton.vector_sets import MOST_SETS, Met, Set, number_bytes, sets_of, starts_of
 
 
 class Rectangle(NamedTuple):
@@ -134,6 +133,7 @@ class CallVectors:
         self.of_values = any("value" in one.met for one in sets)
         self.parts = self._parts()
         self._pairs: Tensor | None = None
+        self._runs: dict[int, Runs] = {}
 
     @classmethod
     def of(cls, call: Call, launches: Launches, upstream: Tensor | None = None) -> CallVectors | None:
@@ -182,12 +182,13 @@ class CallVectors:
         return first
 
     def _products(self, one: Set, columns: Tensor | None, part: Rectangle) -> Products:
+        one = one.within(part.rows, self.launches.m)
         of_queries, of_keys = (self._product(one, side, part) for side in ("query", "key"))
         of_upstream = None if self.upstream is None else self._product(one, "value", part)
         lines, starts = one.lines, starts_of(one.lines)
         tables = of_queries, of_keys, of_upstream, one.width, one.count, columns
         if starts is not None:
-            return Products(*tables, None, 0, None, 0, lines.origin + starts)
+            return Products(*tables, None, 0, None, 0, lines.origin + starts - one.first)
         query, key = in_32_bits(lines)
         return Products(*tables, query, batch_stride(query), key, batch_stride(key), lines.origin)
 
@@ -202,7 +203,7 @@ class CallVectors:
 
     def _vectors(self, one: Set, met: Met, part: Rectangle, factor: float) -> Float[Tensor, "#h width D"]:
         """Vectors of these heads, followed by zeros, times a factor."""
-        own = part.by_head(met.vectors.detach()).to(self.launches.wide) * factor
+        own = part.by_head(met.vectors.detach())[:, one.first : one.first + one.count].to(self.launches.wide) * factor
         return torch.nn.functional.pad(own, (0, 0, 0, one.width - one.count))
 
     def _x(self, met: Met, side: Side, part: Rectangle) -> Float[Tensor, "#b #h T D"]:
@@ -232,8 +233,8 @@ class CallVectors:
         launches, by_key, rows = self.launches, side == "key", part.rows.stop - part.rows.start
         tokens, others = (launches.m, rows) if by_key else (rows, launches.m)
         out = pairs.new_empty((*part.shape, tokens, one.width))
-        others_of = _others(one.lines, part, by_key)
-        runs = _NO_RUNS if columns is None else runs_of(columns, one.count)
+        others_of = _others(one, part, by_key)
+        runs = self._runs_of(one, columns)
         grid = (cdiv(tokens, _OWN) * cdiv(one.width, _COLUMNS) * part.all_heads,)
         sizes = one.count, one.width, tokens, others, others.bit_length(), self._first(part), launches.heads
 
@@ -246,6 +247,13 @@ class CallVectors:
         )
         return out
 
+    def _runs_of(self, one: Set, columns: Tensor | None) -> Runs:
+        if columns is None:
+            return _NO_RUNS
+        if id(one) not in self._runs:
+            self._runs[id(one)] = runs_of(columns, one.count)
+        return self._runs[id(one)]
+
     def add_gradients(self, side: Side, part: Rectangle, pairs: Tensor, gradients: Gradients) -> None:
         """The gradients of vectors, states and biases.
 
@@ -256,11 +264,12 @@ class CallVectors:
             wanted = [met for met in one.met.get(side, ()) if met.is_wanted(gradients)]
             if not wanted:
                 continue
+            one = one.within(part.rows, self.launches.m)
             sums = self._sums(one, columns, side, part, pairs)
             for met in wanted:
                 if gradients.wants(met.vectors):
                     d_w = (sums.mT @ self._x(met, side, part)).sum(dim=0)[:, : one.count] * met.factor
-                    _add_by_head(gradients.buffer(met.vectors), d_w, part)
+                    _add_by_head(gradients.buffer(met.vectors)[:, one.first : one.first + one.count], d_w, part)
                 if not (gradients.wants(met.x) or gradients.wants(met.bias)):
                     continue
                 d_x = sums @ self._vectors(one, met, part, met.factor)
@@ -284,6 +293,7 @@ class CallVectors:
         into = part.of(out, rows=True)
         for one, columns in zip(self.sets, self.columns, strict=True):
             if "value" in one.met:
+                one = one.within(part.rows, self.launches.m)
                 sums = self._sums(one, columns, "value", part, weights)
                 for met in one.met["value"]:
                     into += sums @ self._vectors(one, met, part, 1.0)
@@ -303,10 +313,10 @@ _NO_RUNS = Runs(None, None, None, None)
 _NO_CHUNK = VectorChunk(None, None, None, _NO_PRODUCTS, _NO_PRODUCTS, _NO_PRODUCTS)
 
 
-def _others(lines: Lines, part: Rectangle, by_key: bool) -> Others:
-    starts = starts_of(lines)
+def _others(one: Set, part: Rectangle, by_key: bool) -> Others:
+    lines, starts = one.lines, starts_of(one.lines)
     if starts is not None:
-        return Others(None, 0, None, 0, None, lines.origin + starts + part.rows.start)
+        return Others(None, 0, None, 0, None, lines.origin + starts + part.rows.start - one.first)
     query, key = in_32_bits(lines)
     own, other = (key, query[..., part.rows]) if by_key else (query[..., part.rows], key)
     own = own.contiguous()
