@@ -306,6 +306,7 @@ WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
 """The same beside vectors, whose addresses need registers: the tiles above would spill some. Not measured."""
 CROWDED: dict[tuple[str, int], dict[str, int]] = {
     ("keys", 64): _shape(64, 64, 8, 2),
+    ("keys of ranks", 256): _shape(32, 32, 8, 1),
     ("table", 128): _shape(64, 64, 8, 3),
 }
 """The same in half precision where `_is_crowded` says so, and on GPUs with less shared memory. Not measured."""
