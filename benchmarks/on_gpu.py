@@ -1,6 +1,6 @@
 """All that a GPU is asked, within ten minutes, on a machine that has no network: tests, checks, tiles, speed, models.
 
-    python benchmarks/on_gpu.py FOLDER [--parts tests,check,tiles,...] [--seconds 580] [--wheels FOLDER]
+    python benchmarks/on_gpu.py FOLDER [--parts tests,check,tiles] [--seconds 580] [--wheels FOLDER]
 
 Every result is a line of FOLDER/measured.jsonl as soon as it is there: cut off at any moment, the run has lost nothing.
 Each part is a process of its own with a share of the seconds, and is ended with it; what a part leaves, the next ones
