@@ -189,14 +189,13 @@ def calls(everything: bool) -> Any:
         scaled = " scaled," if terms.of(QueryScale) else ""
         yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},{scaled}", call
     line = lines(places["sequence"])
-    for width, dtype in itertools.product(widths, dtypes):
+    for width, dtype in itertools.product(widths if everything else (64,), dtypes):
         if dtype == torch.float64 and width > 128:
             continue
         q, k, v = torch.zeros(3, 1, 4, 256, width, dtype=dtype)
         terms = Terms(*(LowRank(*torch.zeros(2, 1, 4, 256, rank)) for rank in (4, 2)))
-        beside = terms if width == 64 else terms + LineBias(torch.zeros(4, line.length), line)
-        call = Call(q, k, v, beside, Mask.causal(), 0.1)
-        yield f"forget gate{'' if width == 64 else ' and sequence'}, width {width}, {str(dtype)[6:]} causal,", call
+        call = Call(q, k, v, terms + LineBias(torch.zeros(4, line.length), line), Mask.causal(), 0.1)
+        yield f"forget gate and sequence, width {width}, {str(dtype)[6:]} causal,", call
 
 
 def with_vectors(everything: bool) -> Any:
