@@ -51,6 +51,7 @@ def models(layers: int, wide: int) -> dict[str, tuple[Callable[[], nn.Module], t
     return {
         "T5 encoder": (t5, ((16, 512), (4, 2048), *one)),
         "BEiT 512 px": (beit(512), ((4, None),)),
+        "BEiT 224 px": (beit(224), ((32, None),)),
         "DeBERTa-v2": (deberta, ((8, 512), (2, 2048), *one[:3])),
         "timm swinv2_tiny 256 px": (lambda: _timm("swinv2_tiny_window16_256"), ((16, None),)),
         "timm vit_relpos_base 224 px": (lambda: _timm("vit_relpos_base_patch16_224"), ((32, None),)),
@@ -107,6 +108,15 @@ TILES = {
 """With which FlexAttention compiles for Hopper; its own want 240 KiB of shared memory with a captured float32 table."""
 
 
+def _adding(values: Tensor, tokens: int) -> Callable[..., Tensor]:
+    """FlexAttention's change of a score: the table's number of the pair."""
+
+    def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + values[h, i - j + tokens - 1]
+
+    return add
+
+
 def each_flex(say: Say, left: Callable[[], float], *, dry: bool) -> None:
     """Milliseconds of a forward pass and a step beside our own, with a table that learns and one that does not."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -130,10 +140,7 @@ def each_flex(say: Say, left: Callable[[], float], *, dry: bool) -> None:
             blocks = None
             if causal:
                 blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=kind)
-
-            def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, values: Tensor = values) -> Tensor:
-                return score + values[h, i - j + tokens - 1]
-
+            add = _adding(values, tokens)
             torch._dynamo.reset()
             compiled: Any = flex_attention if dry else torch.compile(flex_attention, dynamic=False)
 
