@@ -39,6 +39,7 @@ rotation = importlib.import_module("relpos.engines.triton.rotation")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 prefix_kernels = importlib.import_module("relpos.engines.triton.prefix_kernels")
+window_kernels = importlib.import_module("relpos.engines.triton.window_kernels")
 vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
 ROOM = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, table 30)."""
@@ -128,6 +129,7 @@ KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries"),
     table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
     prefix_kernels: ("backward_prefix",),
+    window_kernels: ("backward_windows",),
     vector_kernels: ("weights", "sum_by_column"),
 }
 """By the module that has them."""
@@ -217,6 +219,9 @@ def with_vectors(everything: bool) -> Any:
             call = Call(q, k, v, Terms(*terms), Mask.causal() if word else None, 0.1)
             if everything or (name == "DeBERTa" and width == 64 and not word):
                 yield label, call
+    q, line = torch.zeros(512, 4, 49, 32, dtype=torch.bfloat16), lines(Grid(7, 7))
+    bias = Terms(LineBias(torch.zeros(4, line.length), line))
+    yield "one tile, width 32, bfloat16,", Call(q, q.clone(), q.clone(), bias, None, 0.1, 0.0, None)
 
 
 def turns(arch: int) -> int:

@@ -23,12 +23,14 @@ limits = importlib.import_module("relpos.engines.triton.limits")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 prefix_kernels = importlib.import_module("relpos.engines.triton.prefix_kernels")
+window_kernels = importlib.import_module("relpos.engines.triton.window_kernels")
 vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries", "turn"),
     table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
     vector_kernels: ("weights", "sum_by_column"),
     prefix_kernels: ("backward_prefix",),
+    window_kernels: ("backward_windows",),
 }
 """By the module that has them."""
 

@@ -101,7 +101,7 @@ def test_values_and_gradients(name: str, small_tiles: None, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_a_prefix_of_several_tiles_in_parts_of_a_batch(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    for module, name, value in ((test_streaming, "H", 1), (test_streaming, "B", 3), (table, "_PROGRAMS", 4)):
+    for module, name, value in ((test_streaming, "H", 1), (test_streaming, "B", 3), (table, "PROGRAMS", 4)):
         monkeypatch.setattr(module, name, value)
     queries, keys = Sequence(9, prefix=18), Sequence(14, prefix=2)
     position, shapes = biased(queries, keys)

@@ -33,6 +33,7 @@ launch = importlib.import_module("relpos.engines.triton.launch")
 kernels = importlib.import_module("relpos.engines.triton.kernels")
 table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
+window_kernels = importlib.import_module("relpos.engines.triton.window_kernels")
 spans = importlib.import_module("relpos.engines.triton.spans")
 variant = importlib.import_module("relpos.engines.self_check.variant")
 
@@ -168,7 +169,7 @@ def test_a_right_kernel_is_checked_once_a_variant(gated: list[Any]) -> None:
     assert len(gated) == 2, "a cut tile and full ones"
     attention(q, k, v, position=bias())
     with torch.no_grad():
-        attention(*inputs(N + 5), position=bias(N + 5))
+        attention(*inputs(N + 3), position=bias(N + 3))
     attention(*(x.requires_grad_() for x in inputs()), position=bias())
     assert len(gated) == 2
     segments, grid = torch.arange(N) // 5, lines(Grid(3, 4))
@@ -346,17 +347,27 @@ def test_tritons_kernels_of_vectors_are_checked(interpreted: list[Any], monkeypa
         assert explain(*tensors, position=position, mask=Mask.causal()).backend != "triton"
 
 
-@pytest.mark.parametrize("kernel", ["backward_keys", "backward_queries", "backward_rows", "backward_pairs"])
+@pytest.mark.parametrize(
+    ("kernel", "count"),
+    [
+        ("backward_keys", 20),
+        ("backward_queries", 20),
+        ("backward_rows", 20),
+        ("backward_pairs", 20),
+        ("backward_windows", N),
+    ],
+)
 def test_a_kernel_of_tritons_that_writes_nothing_is_found(
-    kernel: str, interpreted: list[Any], monkeypatch: pytest.MonkeyPatch
+    kernel: str, count: int, interpreted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Idle:
         def __getitem__(self, grid: Any) -> Any:
             return lambda *arguments, **options: [x.fill_(0.5) for x in arguments[:2] if isinstance(x, torch.Tensor)]
 
-    monkeypatch.setattr(kernels if hasattr(kernels, kernel) else table_kernels, kernel, Idle())
+    module = next(module for module in (kernels, table_kernels, window_kernels) if hasattr(module, kernel))
+    monkeypatch.setattr(module, kernel, Idle())
     with pytest.warns(RuntimeWarning, match="gradient of"):
-        assert explain(*inputs(), position=bias()).backend != "triton"
+        assert explain(*inputs(count), position=bias(count)).backend != "triton"
 
 
 @pytest.fixture(autouse=True)

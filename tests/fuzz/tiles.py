@@ -40,7 +40,7 @@ TRITON = {
     "triton.launch.SHAPES": (16,),
     "triton.spans.COARSE": (16, 32),
     "triton.limits.FEW": (0, 3, 9),
-    "triton.table._PROGRAMS": (1, 5),
+    "triton.table.PROGRAMS": (1, 5),
 }
 """The same of Triton's kernels, whose tiles have 16 tokens a side at least."""
 

@@ -40,8 +40,8 @@ from relpos.core import (
 from relpos.core.line import Ramp
 from relpos.engines.call import Call
 
-FEW = 256
-"""Up to this many tokens, kernels may differ; see `triton.limits.FEW`."""
+FEW = (16, 32, 64, 256)
+"""Up to so many tokens each, kernels may differ: tiles are smaller, a window is one tile; see `triton.limits.FEW`."""
 BATCH, KEY_HEADS, SHARING = 2, 2, 2
 _MOST_PREFIX = 5
 """Prefix tokens from which on kernels are the same."""
@@ -69,7 +69,7 @@ class Variant(NamedTuple):
         dtype: of q, k and v.
         widths: the head widths of q and k, and of v.
         grouped: whether query heads share key heads.
-        few: whether there are at most `FEW` queries and keys.
+        few: the number of `FEW` that bounds queries and keys; 0 if there are more.
         cross: whether the numbers of queries and keys differ.
         terms: kind and layout of each term; see `_describe`.
         mask: for each tensor of the mask its dimensions and dtype, for each bound whether it is 0; None for no mask.
@@ -79,7 +79,7 @@ class Variant(NamedTuple):
     dtype: torch.dtype
     widths: tuple[int, int]
     grouped: bool
-    few: bool
+    few: int
     cross: bool
     terms: tuple[tuple[Any, ...], ...]
     mask: tuple[tuple[Any, ...], ...] | None
@@ -105,7 +105,7 @@ def variant_of(call: Call) -> Variant | None:
         dtype=call.q.dtype,
         widths=(index(call.q.shape[3]), index(call.v.shape[3])),  # symbols become plain numbers
         grouped=_known(call.q.shape[1] != call.k.shape[1]),
-        few=_known(max(n, m) <= FEW),
+        few=next((most for most in FEW if _known(max(n, m) <= most)), 0),
         cross=_known(n != m),
         terms=tuple(term for term in terms if term is not None),
         mask=None if call.mask is None else _parts(call.mask),
@@ -196,7 +196,7 @@ def _aligned(cells: int) -> int:
         return min(power, 128)
     if power >= 32:  # tiles of at most so many
         return 3 * power
-    return next((size for size in _CELLS if cells <= size), _CELLS[-1]) // 4 * 3
+    return 4 if cells <= 4 else next((size for size in _CELLS if cells <= size), _CELLS[-1]) // 4 * 3
 
 
 def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
@@ -311,8 +311,11 @@ def small_call(variant: Variant, size: Size) -> Call:
 
 def _coordinates(variant: Variant, size: Size, generator: torch.Generator) -> tuple[Coordinates, Coordinates]:
     """The coordinates of queries and keys of a small call; the same object if they are equal."""
-    count = TOKENS[size, variant.few]
-    fewer = count - (_CUT[size] if variant.cross else 0)
+    count, cut = TOKENS[size, variant.few > 0], _CUT[size]
+    if 0 < variant.few < FEW[-1]:
+        count = variant.few if size == "full" else variant.few * 3 // 4 + 1
+        cut = variant.few // 4
+    fewer = count - (cut if variant.cross else 0)
     on_lines = ("LineBias", "LineVectors", "AxisVectors")
     layout = next((term[3:] for term in variant.terms if term[0] in on_lines), (1, False, _NO_CELLS, _NO_CELLS))
     axes, differ, *cells = layout
@@ -326,20 +329,23 @@ def _coordinates(variant: Variant, size: Size, generator: torch.Generator) -> tu
             full = tokens // 2 if variant.few else tokens
             both.append(Sequence(full if size == "full" and prefix else tokens - prefix, prefix=prefix))
         else:
-            both.append(Grid(*_sizes(axes, tokens, row, plane, size, variant.few), prefix=prefix))
+            most = variant.few - prefix if variant.few else None
+            both.append(Grid(*_sizes(axes, tokens - prefix, row, plane, size, most), prefix=prefix))
     return (both[0], both[1]) if variant.cross or cells[0] != cells[1] else (both[0], both[0])
 
 
-def _sizes(axes: int, tokens: int, row: int, plane: int, size: Size, few: bool) -> tuple[int, ...]:
-    """The sizes of a grid of about so many tokens."""
+def _sizes(axes: int, tokens: int, row: int, plane: int, size: Size, most: int | None) -> tuple[int, ...]:
+    """The sizes of a grid of about so many tokens, and of at most so many."""
     if size == "odd" and row % 32 and row % 3 == 0:
         row -= 1  # as unaligned as before
     inner = row if axes == 2 else row * max(2, plane // row)
     if size == "odd":
-        outer = max(1 if few else 3, tokens // inner | 1)
+        outer = max(3, tokens // inner | 1)
     else:
         step = _FULL // math.gcd(inner, _FULL)
-        outer = max(1, tokens // inner // step if few else -(-tokens // (inner * step))) * step
+        outer = (-(-tokens // (inner * step)) if most is None else max(1, round(tokens / inner) // step)) * step
+    if most is not None:
+        outer = max(1, min(outer, most // inner))
     if axes == 2:
         return outer, row
     more = axes - 3

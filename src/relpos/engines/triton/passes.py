@@ -11,7 +11,7 @@ from torch import Tensor
 from relpos.core.terms.vectors import Side
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.triton import grids, kernels, spans, table, tiles, vector_kernels
+from relpos.engines.triton import grids, kernels, spans, table, tiles, vector_kernels, windows
 from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.limits import cdiv
@@ -59,14 +59,20 @@ def backward(
     launches = Launches(call) if launches is None else launches
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
+    allowed, of_queries, of_keys = launches.allowed(call)
+    dropout, qkv, bias = launches.dropout(call), launches.qkv(call), launches.bias(call)
+    kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
+    if windows.serves(launches, call, gradients):
+        read = (lse, d_lse, d_out), qkv, bias, allowed
+        varying = kind, launches.once(f"{kind}, windows", lambda: Alignment(*read))(*read), d_out.stride()
+        common = qkv, launches.size, bias, allowed, dropout
+        windows.backward(launches, call, lse, d_out, d_lse, common, gradients, varying)
+        return
     count = (cdiv(launches.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
     shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
-    allowed, of_queries, of_keys = launches.allowed(call)
-    dropout = launches.dropout(call)
-    rows = up, launches.qkv(call), launches.size, launches.bias(call), allowed
+    rows = up, qkv, launches.size, bias, allowed
     given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
-    kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
     varying = kind, launches.once(kind, lambda: Alignment(*given))(*given), up[1:4]
     launches.once("rows", lambda: _rows(launches, count))(
         up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying

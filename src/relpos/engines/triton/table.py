@@ -29,8 +29,10 @@ def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable
     """The gradient of `values`, in their shape. `varying`: see `Kernel`."""
     values, lines = line.values, line.lines
     if are_few(lines):
-        result = _of_pairs(launches, lines, rows, varying)
-        return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
+        kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
+        partial = pairs(launches, kernel.grid[2])
+        kernel(partial, *rows, launches.batch, share, varying=varying)
+        return of_pairs(launches, line, partial)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
@@ -41,32 +43,26 @@ def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable
     return result.sum_to_size(values.shape)
 
 
-_PROGRAMS = 1024
+PROGRAMS = 1024
 """Programs that fill a GPU several times. Fixed, because the division of the batch decides the order of sums."""
 _ENTRIES, _ACROSS = 16, 32
 """Entries of the line that a program of `sum_of_pairs` sums, and pairs of each that it reads at once."""
 
 
-def _of_pairs(launches: Launches, lines: Lines, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
-    """The gradient, from the gradient of every pair's score summed over the batch."""
-    n, m, length = launches.n, launches.m, lines.length
-    kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
-    partial = torch.empty((kernel.grid[2], launches.heads, n, m), dtype=launches.wide, device=launches.device)
-    kernel(partial, *rows, launches.batch, share, varying=varying)
+def pairs(launches: Launches, parts: int) -> Float[Tensor, "parts H N M"]:
+    """For the gradient of every pair's score, summed over parts of the batch."""
+    return torch.empty((parts, launches.heads, launches.n, launches.m), dtype=launches.wide, device=launches.device)
+
+
+def of_pairs(launches: Launches, line: LineBias, partial: Float[Tensor, "parts H N M"]) -> Float[Tensor, "H L"]:
+    """The gradient of `values`, in their shape, from that of every pair's score."""
+    values, lines, n, m = line.values, line.lines, launches.n, launches.m
     order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
-    result = torch.empty((launches.heads, length), dtype=launches.wide, device=launches.device)
-    launches.once("sum", lambda: _sum_kernel(launches, length))(
-        result,
-        partial,
-        order,
-        begins,
-        kernel.grid[2],
-        n * m,
-        length,
-        launches.heads,
-        varying=None,
+    result = torch.empty((launches.heads, lines.length), dtype=launches.wide, device=launches.device)
+    launches.once("sum", lambda: _sum_kernel(launches, lines.length))(
+        result, partial, order, begins, len(partial), n * m, lines.length, launches.heads, varying=None
     )
-    return result
+    return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
 
 
 def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
@@ -74,7 +70,7 @@ def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
     shape, n, m = launches.shape("table"), launches.n, launches.m
     edge = min(shape["ROWS"], max(16, power_of_2(max(n, m))))
     across = cdiv(n, edge) * cdiv(m, edge)
-    share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
+    share = cdiv(launches.batch, cdiv(PROGRAMS, across * launches.heads))
     tile = {"EDGE": edge, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (across, launches.heads, cdiv(launches.batch, share))
     return Kernel(table_kernels.backward_pairs, grid, {**launches.constants, **tile}), share
@@ -159,7 +155,7 @@ def _prefix_kernel(launches: Launches, query_prefix: int, key_prefix: int) -> tu
     shape, n, m = launches.shape("table"), launches.n, launches.m
     edge = shape["ROWS"]
     across = (cdiv(m, edge) if query_prefix else 0) + (cdiv(n, edge) if key_prefix else 0)
-    share = cdiv(launches.batch, cdiv(_PROGRAMS, across * launches.heads))
+    share = cdiv(launches.batch, cdiv(PROGRAMS, across * launches.heads))
     tile = {"EDGE": edge, "num_warps": shape["num_warps"], "num_stages": shape["num_stages"]}
     grid = (across, launches.heads, cdiv(launches.batch, share))
     return Kernel(prefix_kernels.backward_prefix, grid, {**launches.constants, **tile}), share

@@ -1,0 +1,67 @@
+"""The backward of calls of which each element of the batch is one tile, as windows are: `window_kernels` in one launch
+computes the gradients of q, k, v and of the scores of all pairs, which are then summed along the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+
+from relpos.engines.call import Call
+from relpos.engines.operators import Gradients
+from relpos.engines.triton import table, window_kernels
+from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.launch import Launches, with_strides
+from relpos.engines.triton.limits import are_few, cdiv, power_of_2
+
+
+def serves(launches: Launches, call: Call, gradients: Gradients) -> bool:
+    """Whether this kernel computes all gradients of a call: of q, k, v and a line bias, and nothing beside."""
+    line = launches.line(call)
+    if line is None or not launches.once("window", lambda: _fits(launches, call)):
+        return False
+    return are_few(line.lines) and all(map(gradients.wants, (call.q, call.k, call.v, line.values)))
+
+
+_MOST = 64 * 32
+"""Numbers of a padded window of one head: more need more registers than a thread has."""
+
+
+def _fits(launches: Launches, call: Call) -> bool:
+    beside = launches.has_vectors or launches.low_rank(call) or launches.factor(call) or launches.sinks(call)
+    grouped = launches.heads != launches.own_heads
+    shape, width = launches.shape("table"), max(launches.constants["D_PAD"], launches.constants["V_PAD"])
+    one_tile = _edge(launches) <= max(shape["ROWS"], shape["COLUMNS"])
+    return one_tile and _edge(launches) * width <= _MOST and not (beside or grouped)
+
+
+def _edge(launches: Launches) -> int:
+    """The rows and columns of the tile."""
+    return max(16, power_of_2(max(launches.n, launches.m)))
+
+
+def backward(
+    launches: Launches, call: Call, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, common: tuple[Any, ...],
+    gradients: Gradients, varying: Hashable,
+) -> None:  # fmt: skip
+    """Add to the gradients. `common`: q, k and v, sizes, bias, mask and dropout; `varying`: see `Kernel`."""
+    line = launches.line(call)
+    assert line is not None
+    kernel, share = launches.once("windows", lambda: _kernel(launches))
+    made = [x.new_empty(x.shape) for x in (call.q, call.k, call.v)]
+    partial = table.pairs(launches, kernel.grid[1])
+    kernel(*made, partial, *with_strides(d_out), lse, d_lse, *common, launches.batch, share, varying=varying)
+    for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
+        gradients.add(x, gradient)
+    gradients.add(line.values, table.of_pairs(launches, line, partial))
+
+
+def _kernel(launches: Launches) -> tuple[Kernel, int]:
+    """The kernel, and how many elements of the batch each of its programs takes."""
+    shape, edge = launches.shape("table"), _edge(launches)
+    share = cdiv(launches.batch, cdiv(table.PROGRAMS, launches.heads))
+    tile = {"EDGE": edge, "num_warps": 4, "num_stages": min(2, shape["num_stages"])}
+    tests = launches.tests(launches.n == launches.m == edge)
+    grid = (launches.heads, cdiv(launches.batch, share))
+    return Kernel(window_kernels.backward_windows, grid, {**launches.constants, **tile, **tests}), share
