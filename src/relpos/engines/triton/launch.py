@@ -296,7 +296,7 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
 in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27), except that of keys at 128: the best,
 64 x 128, spills 24 to 160 bytes of registers, this none. The others are not measured. Those of ranks are half as large:
-registers hold the numbers of low-rank biases too, and none is spilled up to rank 7."""
+registers hold numbers of low-rank biases too. None is spilled up to rank 6, nor at 7 of which 3 are learned (CABLE)."""
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys", "half", 64): _shape(64, 64, 8, 2),
     ("forward", "half", 128): _shape(128, 32, 8, 3),
