@@ -125,7 +125,7 @@ def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> 
     if parts == "rows":
         monkeypatch.setattr(spans, "COARSE", 16)
         for key in launch.SHAPES:
-            monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 32, 4, 1))
+            monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     seen: set[tuple[bool, ...]] = set()
     real = vectors.CallVectors._parts
 

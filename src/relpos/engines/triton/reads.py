@@ -24,6 +24,10 @@ def read(where):
         return tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];", "=f,l", [where.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
         )
+    elif DIRECT and where.dtype.element_ty == tl.int32:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.s32 $0, [$1];", "=r,l", [where.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
         return tl.load(where)
 
