@@ -118,7 +118,7 @@ def test_vectors(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kib", "parts"), [(20, "elements"), (12, "heads"), (4, "rows")])
+@pytest.mark.parametrize(("kib", "parts"), [(60, "elements"), (32, "heads"), (14, "rows")])
 def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks as large as the workspace; the same bits each time."""
     monkeypatch.setattr(vector_sets, "WORKSPACE", kib * 1024)
@@ -136,14 +136,17 @@ def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> 
         return found
 
     monkeypatch.setattr(vectors.CallVectors, "_parts", watched)
-    leaves = [*torch.randn(3, B, H, N, D), *torch.randn(3, H, R, D)]
+    qkv = torch.randn(3, 1 if parts == "rows" else B, H, N, D, dtype=torch.float64)
+    leaves = [*qkv, *torch.randn(3, H, R, D, dtype=torch.float64)]
+    prefixed = lines(Sequence(N - 1, prefix=1))
+    read = torch.arange(prefixed.length) // 3 % R
 
     def position(q: Tensor, k: Tensor, v: Tensor) -> Terms:
-        return deberta(q, k) + LineVectors(v, BUCKETS, LINE, "value")
+        return deberta(q, k) + LineVectors(k, read, prefixed, "key") + LineVectors(v, read, prefixed, "value")
 
-    given = {"dropout": 0.3, "mask": Mask.causal()}
+    given: dict[str, Any] = {"dropout": 0.3, "mask": Mask.causal()}
     found, exact = (step(name, leaves, position, **given) for name in ("triton", "reference"))
-    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-10)
     if parts == "rows":
         torch.testing.assert_close(step("triton", leaves, position, **given), found, rtol=0, atol=0)
     wanted = {"elements": (False, True, True), "heads": (False, False, True), "rows": (False, False, False)}[parts]

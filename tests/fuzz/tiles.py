@@ -47,13 +47,17 @@ TRITON = {
 PARTS = {"triton.vector_sets.WORKSPACE": (4_000, 20_000, 100_000)}
 """The same of its kernels of vectors."""
 
+SHAPES = ("triton.launch.WITH_VECTORS", "triton.launch.CROWDED")
+"""More tiles, which follow `triton.launch.SHAPES`."""
+
 
 @contextmanager
 def set_to(values: Mapping[str, int]) -> Iterator[None]:
     """The constants at these values."""
     before: list[tuple[Any, str, Any]] = []
+    tiles = {path: values["triton.launch.SHAPES"] for path in SHAPES if "triton.launch.SHAPES" in values}
     try:
-        for path, value in values.items():
+        for path, value in {**values, **tiles}.items():
             module, _, name = path.rpartition(".")
             owner = importlib.import_module(f"relpos.engines.{module}")
             now = getattr(owner, name)
