@@ -178,6 +178,8 @@ class Launches:
             found["num_stages"] = 1
         for name, count in (("ROWS", self.n), ("COLUMNS", self.m)):  # short sequences need no more
             found[name] = min(found[name], max(16, power_of_2(count)))
+        if kind == "forward" and half and found["ROWS"] <= 64:  # half of a tile for half of the threads
+            found["num_warps"] = min(4, found["num_warps"])
         return found
 
     def _is_crowded(self, kind: str) -> bool:

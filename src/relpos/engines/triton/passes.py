@@ -14,7 +14,7 @@ from relpos.engines.operators import Gradients
 from relpos.engines.triton import grids, kernels, spans, table, tiles, vector_kernels, windows
 from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.launch import Launches, readable, with_strides
-from relpos.engines.triton.limits import cdiv
+from relpos.engines.triton.limits import cdiv, power_of_2
 from relpos.engines.triton.vectors import CallVectors, Piece, pieces
 
 _ROWS = 64
@@ -68,7 +68,8 @@ def backward(
         common = qkv, launches.size, bias, allowed, dropout
         windows.backward(launches, call, lse, d_out, d_lse, common, gradients, varying)
         return
-    count = (cdiv(launches.n, spans.COARSE) + 1) * spans.COARSE  # a cell of a grid may begin at any row
+    most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
+    count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row
     shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
     up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
     rows = up, qkv, launches.size, bias, allowed
