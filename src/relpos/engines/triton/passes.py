@@ -63,10 +63,10 @@ def backward(
     dropout, qkv, bias = launches.dropout(call), launches.qkv(call), launches.bias(call)
     kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
     if windows.serves(launches, call, gradients):
-        read = (lse, d_lse, d_out), qkv, bias, allowed
+        read = (out, lse, d_lse, d_out), qkv, bias, allowed
         varying = kind, launches.once(f"{kind}, windows", lambda: Alignment(*read))(*read), d_out.stride()
         common = qkv, launches.size, bias, allowed, dropout
-        windows.backward(launches, call, lse, d_out, d_lse, common, gradients, varying)
+        windows.backward(launches, call, out, lse, d_out, d_lse, common, gradients, varying)
         return
     most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
     count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row

@@ -6,7 +6,8 @@ A program holds the bias of its head and the sum of its gradient, and walks over
     windows     0 1 2 ... s - 1   s ... 2 s - 1            0 1 2 ... s - 1
     it writes   gradients of q, k and v of each window; at the end the sum of the gradients of scores
 
-The delta of a row needs no output: <output, its gradient> is the sum of weight * d weight, and the row is in the tile.
+The delta of a row is <output, its gradient>, as in `backward_rows`. The sum of weight * d_weight would be the same only
+if the output were this call's: it may be that of several, put together by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from relpos.engines.triton.tiles import NEGATIVE, bias_of, rows, tested, write
 
 @triton.jit
 def backward_windows(
-    d_q, d_k, d_v, partial, up, up_b, up_h, up_n, lse, d_lse, qkv, size, bias, allowed, dropout, batches, share,
+    d_q, d_k, d_v, partial, out, up, up_b, up_h, up_n, lse, d_lse, qkv, size, bias, allowed, dropout, batches, share,
     D: tl.constexpr, V: tl.constexpr, D_PAD: tl.constexpr, V_PAD: tl.constexpr, EDGE: tl.constexpr,
     FULL: tl.constexpr, TESTED: tl.constexpr, PRECISION: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
     SUM: tl.constexpr,
@@ -60,7 +61,8 @@ def backward_windows(
         d_weight = dot(upstream, tl.trans(value), PRECISION)
         if dropout.seed is not None:
             d_weight = tl.where(kept, d_weight * tl.load(dropout.factor), 0.0)
-        row_delta = tl.sum(weight * d_weight, axis=1)
+        output = rows(out + batch_head * size.n * V, 0, size.n, V, EDGE, V, V_PAD, FULL)
+        row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1)
         if d_lse is not None:
             row_delta -= tl.load(d_lse + batch_head * size.n + tokens, mask=tokens < size.n, other=0.0)
         d_score = weight * (d_weight - row_delta[:, None])

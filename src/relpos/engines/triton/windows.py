@@ -42,7 +42,7 @@ def _edge(launches: Launches) -> int:
 
 
 def backward(
-    launches: Launches, call: Call, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, common: tuple[Any, ...],
+    launches: Launches, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, common: tuple[Any, ...],
     gradients: Gradients, varying: Hashable,
 ) -> None:  # fmt: skip
     """Add to the gradients. `common`: q, k and v, sizes, bias, mask and dropout; `varying`: see `Kernel`."""
@@ -51,7 +51,7 @@ def backward(
     kernel, share = launches.once("windows", lambda: _kernel(launches))
     made = [x.new_empty(x.shape) for x in (call.q, call.k, call.v)]
     partial = table.pairs(launches, kernel.grid[1])
-    kernel(*made, partial, *with_strides(d_out), lse, d_lse, *common, launches.batch, share, varying=varying)
+    kernel(*made, partial, out, *with_strides(d_out), lse, d_lse, *common, launches.batch, share, varying=varying)
     for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
         gradients.add(x, gradient)
     gradients.add(line.values, table.of_pairs(launches, line, partial))
