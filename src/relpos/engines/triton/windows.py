@@ -42,8 +42,8 @@ def _edge(launches: Launches) -> int:
 
 
 def backward(
-    launches: Launches, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, common: tuple[Any, ...],
-    gradients: Gradients, varying: Hashable,
+    launches: Launches, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None,
+    common: tuple[Any, ...], gradients: Gradients, varying: Hashable,
 ) -> None:  # fmt: skip
     """Add to the gradients. `common`: q, k and v, sizes, bias, mask and dropout; `varying`: see `Kernel`."""
     line = launches.line(call)
