@@ -27,6 +27,7 @@ from relpos import (
     ForgetGate,
     Grid,
     LineBias,
+    LineVectors,
     LowRank,
     Mask,
     Mechanism,
@@ -101,6 +102,25 @@ def test_many_windows_against_the_definition() -> None:
     values = torch.linspace(-1, 1, 2 * line.length, dtype=torch.float64).view(2, -1)
     leaves = [*torch.randn(3, 1200, 2, 49, 32, dtype=torch.float64), values]
     assert_as_reference("triton", leaves, lambda x: LineBias(x, line), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("workspace", [2**29, 2**24], ids=["one chunk", "rows"])
+def test_vectors_against_the_definition_and_the_same_bits(workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of queries, keys and values."""
+    sets = importlib.import_module("relpos.engines.triton.vector_sets")
+    monkeypatch.setattr(sets, "WORKSPACE", workspace)
+    line = lines(Sequence(1100))
+    index = (torch.arange(line.length) - 1099).clamp(-128, 127) + 128
+    leaves = [*torch.randn(3, 2, 4, 1100, 64, dtype=torch.float64), *torch.randn(3, 4, 256, 64, dtype=torch.float64)]
+
+    def position(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Terms:
+        by_query, by_key = LineVectors(q, index, line, "query"), LineVectors(k, index, line, "key")
+        return by_query + by_key + LineVectors(v, index, line, "value")
+
+    assert_as_reference("triton", leaves, position, mask=Mask.causal(), rtol=1e-8, atol=1e-8)
+    half = [x.bfloat16() for x in leaves]
+    once, again = (step("triton", half, position) for _ in range(2))
+    torch.testing.assert_close(once, again, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
