@@ -4,6 +4,7 @@ Without a GPU the kernels run in Triton's interpreter (tests/conftest.py sets it
 """
 
 import importlib
+import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,6 +128,18 @@ def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> 
         for key in launch.SHAPES:
             monkeypatch.setitem(launch.SHAPES, key, launch._shape(16, 16, 4, 1))
     seen: set[tuple[bool, ...]] = set()
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    product = vectors.CallVectors._product
+
+    def one_part_at_a_time(self: Any, one: Any, side: str, part: Any) -> Any:
+        made = product(self, one, side, part)
+        most = sum(len(one.met) for one in self.sets)
+        assert len(alive) < most, "products of an earlier part"
+        if made is not None:
+            alive.add(made)
+        return made
+
+    monkeypatch.setattr(vectors.CallVectors, "_product", one_part_at_a_time)
     real = vectors.CallVectors._parts
 
     def watched(self: Any) -> Any:

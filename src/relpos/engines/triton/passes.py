@@ -48,6 +48,7 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
             pairs = vectors.pairs()
             _weights(launches, piece)(pairs, lse, qkv, *common, piece.arguments, varying=own)
             vectors.add_outputs(out, piece, pairs)
+        del piece  # its products, before the next are made
     return out.to(q.dtype), lse
 
 
@@ -116,6 +117,7 @@ def backward(
         if pairs is not None:
             _weights(launches, piece)(pairs, lse, *rows[1:], of_queries, *tail, varying=own)
             piece.collect("value", pairs, gradients)
+        del piece, tail  # its products, before the next are made
     for x, gradient in ((call.q, d_q), (call.k, d_k), (call.v, d_v)):
         gradients.add(x, gradient)
     if scale is not None and d_factor is not None:

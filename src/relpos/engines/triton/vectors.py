@@ -169,13 +169,16 @@ class CallVectors:
         return self.launches.heads // self.launches.own_heads
 
     def pieces(self) -> Iterator[Piece]:
-        """The parts, with their products."""
+        """The parts, with their products, to which no reference is kept: the next take their memory."""
         for part in self.parts:
-            made = [self._products(one, columns, part) for one, columns in zip(self.sets, self.columns, strict=True)]
-            made += [_NO_PRODUCTS] * (MOST_SETS - len(made))
-            rows = part.rows.stop - part.rows.start
-            chunk = VectorChunk(self._first(part), part.rows.start, rows, *made)
-            yield Piece(chunk, part.all_heads, rows, part, self)
+            yield self._piece(part)
+
+    def _piece(self, part: Rectangle) -> Piece:
+        made = [self._products(one, columns, part) for one, columns in zip(self.sets, self.columns, strict=True)]
+        made += [_NO_PRODUCTS] * (MOST_SETS - len(made))
+        rows = part.rows.stop - part.rows.start
+        chunk = VectorChunk(self._first(part), part.rows.start, rows, *made)
+        return Piece(chunk, part.all_heads, rows, part, self)
 
     def _first(self, part: Rectangle) -> int:
         first: int = part.batch.start * self.launches.heads + part.heads.start
