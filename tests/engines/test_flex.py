@@ -82,6 +82,19 @@ def test_what_is_hidden_may_hold_anything() -> None:
     compare(bad, None, Mask.padding(seen))
 
 
+def test_each_element_has_blocks_of_its_own() -> None:
+    """One has documents of 100 tokens, the other a single one. FlexAttention reads blocks only where it is compiled."""
+    made = []
+
+    def make(*arguments: Any, **settings: Any) -> Any:
+        made.append(create_block_mask(*arguments, **settings))
+        return made[-1]
+
+    mask = Mask.packed(torch.arange(300) // torch.tensor([[100], [300]]))
+    flex.attend(call_of(*(torch.randn(2, 1, 300, 8) for _ in range(3)), mask=mask), flex_attention, make)
+    assert made[0].to_dense().sum(dim=(1, 2, 3)).tolist() == [7, 9]
+
+
 SHORT = torch.randn(1, 2, 6, 16)
 
 

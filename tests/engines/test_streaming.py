@@ -219,6 +219,7 @@ def ruled(q: Tensor, k: Tensor, allowed: Tensor, rows: slice, weight: Tensor) ->
 
 
 LINE = lines(Sequence(N))
+SCATTERED = lines(Positions(torch.arange(N) ** 2 // 7, low=0, high=N**2 // 7))
 HOLES = torch.where(torch.arange(LINE.length) % 5 == 0, -1, torch.arange(LINE.length) % 4)
 OTHERS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "sinks": (Sinks, [(H,)]),
@@ -239,6 +240,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "vectors with holes, more vectors than entries and a bias": (
         lambda x, y, z: LineVectors(x, HOLES, LINE, "query") + LineVectors(y, None, LINE, "key") + LineBias(z, LINE),
         [(1, 4, D), (H, 2 * N + 4, D), (H, 2 * N - 1)],
+    ),
+    "vectors with a bias, at irregular places": (
+        lambda x, y: LineVectors(x, None, SCATTERED, "query", bias=y) + LineVectors(x, None, SCATTERED, "key", bias=y),
+        [(1, SCATTERED.length, D), (H, D)],
     ),
     "fewer vectors than entries": (
         lambda x, y: LineVectors(x, None, LINE, "query") + LineVectors(y, None, LINE, "value"),
