@@ -53,6 +53,7 @@ class Launches:
         plain = call.mask is None or call.mask.is_interval
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
         self.threshold = int(call.dropout * 2**32)
+        self.inverse = tl.constexpr(1 / self.scale) if self.scale else None
         self._made: dict[str, Any] = {}
 
     def line(self, call: Call) -> LineBias | None:
@@ -86,28 +87,29 @@ class Launches:
             return _NO_BIAS
         scale = self.factor(call)
         factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
-        rest = (*factor, tuple([self._ranks(term) for term in found]), tl.constexpr(1 / self.scale))
+        rest = (*factor, tuple([self._ranks(term) for term in found]), self.inverse)
         if line is None:
             return tiles.Bias(*_NO_TABLE, *rest)
-        lines, values = line.lines, line.values
-        rows, length = values.shape
-        pad = self.pad
-        table = torch.empty((rows, length + 2 * pad), dtype=self.wide, device=self.device)
-        self.once("padded", lambda: self._padded(rows, length))(
-            table, values, *values.stride(), length, varying=values.data_ptr() % 16
-        )
-        head = 0 if rows == 1 else length + 2 * pad
-        apart, *prefixes = grids.starts(lines.layout)
-        first = pad + lines.origin + apart
-        if lines.layout.kind == "affine":
-            return tiles.Bias(table, head, None, 0, None, 0, first, first, 0, 0, *rest)
-        query, key = in_32_bits(lines)
-        query_b, key_b = batch_stride(query), batch_stride(key)
-        return tiles.Bias(table, head, query, query_b, key, key_b, pad + lines.origin, first, *prefixes, *rest)
+        values = line.values
+        kernel, size, head, place = self.once("padded", lambda: self._table(line))
+        table = torch.empty(size, dtype=self.wide, device=self.device)
+        kernel(table, values, *values.stride(), values.shape[1], varying=values.data_ptr() % 16)
+        if line.lines.layout.kind == "affine":
+            return tiles.Bias(table, head, None, 0, None, 0, *place, *rest)
+        query, key = in_32_bits(line.lines)
+        return tiles.Bias(table, head, query, batch_stride(query), key, batch_stride(key), *place, *rest)
 
-    def _padded(self, rows: int, length: int) -> Kernel:
+    def _table(self, line: LineBias) -> tuple[Kernel, tuple[int, int], int, tuple[int, ...]]:
+        """The kernel that pads the values; the size of what it writes; a stride of heads; and where entries are."""
+        (rows, length), lines = line.values.shape, line.lines
+        size = rows, length + 2 * self.pad
         constants = {"PAD": self.pad, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
-        return Kernel(table_kernels.padded, (cdiv(length + 2 * self.pad, _ENTRIES), rows), constants)
+        kernel = Kernel(table_kernels.padded, (cdiv(size[1], _ENTRIES), rows), constants)
+        apart, *prefixes = grids.starts(lines.layout)
+        first = self.pad + lines.origin + apart
+        affine = lines.layout.kind == "affine"
+        place = (first, first, 0, 0) if affine else (self.pad + lines.origin, first, *prefixes)
+        return kernel, size, 0 if rows == 1 else size[1], place
 
     def _ranks(self, term: LowRank) -> LowRankSides:
         """A bias of low rank, rank by rank, with as many zeros at the ends as the table has."""
@@ -271,7 +273,7 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("queries", "full", 128): _shape(32, 32, 8, 1),
     ("queries", "full", 256): _shape(32, 16, 8, 1),
     ("keys", "half", 64): _shape(64, 64, 4, 2),
-    ("keys", "half", 128): _shape(32, 128, 8, 2),
+    ("keys", "half", 128): _shape(64, 128, 8, 2),
     ("keys", "half", 256): _shape(32, 64, 8, 1),
     ("keys", "full", 64): _shape(32, 64, 4, 2),
     ("keys", "full", 128): _shape(32, 32, 8, 1),
@@ -296,8 +298,8 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
-in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27), except that of keys at 128: the best,
-64 x 128, spills 24 to 160 bytes of registers, this none. The others are not measured. Those of ranks are half as large:
+in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); that of keys at 128 is although it spills
+some registers. The others are not measured. Those of ranks are half as large:
 registers hold numbers of low-rank biases too. None is spilled up to rank 6, nor at 7 of which 3 are learned (CABLE)."""
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys", "half", 64): _shape(64, 64, 8, 2),
@@ -308,6 +310,7 @@ WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
 """The same beside vectors, whose addresses need registers: the tiles above would spill some. Not measured."""
 CROWDED: dict[tuple[str, int], dict[str, int]] = {
     ("keys", 64): _shape(64, 64, 8, 2),
+    ("keys", 128): _shape(32, 128, 8, 2),
     ("keys of ranks", 256): _shape(32, 32, 8, 1),
     ("table", 128): _shape(64, 64, 8, 3),
 }

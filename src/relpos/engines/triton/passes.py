@@ -49,7 +49,7 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
             _weights(launches, piece)(pairs, lse, qkv, *common, piece.arguments, varying=own)
             vectors.add_outputs(out, piece, pairs)
         del piece  # its products, before the next are made
-    return out.to(q.dtype), lse
+    return out.to(q.dtype) if adds else out, lse
 
 
 def backward(
@@ -86,18 +86,19 @@ def backward(
     def learns(side: Side) -> bool:
         return vectors is not None and vectors.learns(gradients, side)
 
-    sides = [[term.query for term in launches.low_rank(call)], [term.key for term in launches.low_rank(call)]]
+    ranks = launches.low_rank(call)
+    sides = [term.query for term in ranks], [term.key for term in ranks]
     d_sides = [_targets(side, launches, gradients) for side in sides]
     wanted = [tuple(map(gradients.wants, side)) for side in sides]
     d_q = d_k = d_v = d_factor = None
+    in_dtype = None if vectors is None else launches.wide
     if gradients.wants(call.q) or learned or learns("query") or any(wanted[0]):
-        d_q = call.q.new_empty(call.q.shape, dtype=None if vectors is None else launches.wide)
+        d_q = torch.empty_like(call.q, dtype=in_dtype, memory_format=torch.contiguous_format)
         d_factor = lse.new_empty(lse.shape) if learned else None
     if gradients.wants(call.k) or gradients.wants(call.v) or learns("key") or any(wanted[1]):
-        d_k, d_v = (
-            x.new_empty(x.shape) if vectors is None else x.new_zeros(x.shape, dtype=launches.wide)
-            for x in (call.k, call.v)
-        )
+        empty = torch.empty_like if vectors is None else torch.zeros_like  # parts of a call add to these
+        d_k = empty(call.k, dtype=in_dtype, memory_format=torch.contiguous_format)
+        d_v = empty(call.v, dtype=in_dtype, memory_format=torch.contiguous_format)
     for piece in pieces(vectors, launches):
         own, tail = (varying, piece.varying), (dropout, piece.arguments)
         if d_q is not None:
@@ -138,6 +139,8 @@ def backward(
 
 def _targets(sides: list[Tensor], launches: Launches, gradients: Gradients) -> tuple[Tensor | None, ...]:
     """For each side of a low-rank bias an empty `[B, H, R, tokens]`, if its gradient is wanted."""
+    if not sides:
+        return ()
     heads = launches.batch, launches.heads
 
     def empty(side: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ element, else rows of the heads that share one key head, 128 at least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -96,12 +97,12 @@ class Piece:
     part: Rectangle | None = None
     vectors: CallVectors | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of the grid of its kernels."""
         return "" if self.part is None else f" of {self.heads} x {self.rows}"
 
-    @property
+    @cached_property
     def varying(self) -> tuple[Any, ...] | None:
         """All that Triton looks at: the tensors are fresh, so 16 divides where they begin."""
         return None if self.part is None else (*self.arguments[:3], *map(_kinds, self.arguments[3:]))
@@ -302,10 +303,11 @@ class CallVectors:
                     into += sums @ self._vectors(one, met, part, 1.0)
 
 
-def pieces(vectors: CallVectors | None, launches: Launches) -> Iterator[Piece]:
+def pieces(vectors: CallVectors | None, launches: Launches) -> Iterable[Piece]:
     """The parts that a call is computed in; one, if it has no vectors."""
     if vectors is None:
-        return iter((Piece(_NO_CHUNK, launches.batch * launches.heads, launches.n),))
+        whole = launches.once("whole", lambda: (Piece(_NO_CHUNK, launches.batch * launches.heads, launches.n),))
+        return whole
     return vectors.pieces()
 
 
