@@ -77,9 +77,13 @@ class _Server:
 
     def _take(self) -> None:
         client, _ = self.door.accept()
-        length, files, _, _ = socket.recv_fds(client, 8, 3)
-        with client.makefile("rb") as stream:
-            asked = json.loads(stream.read(int.from_bytes(length, "little")))
+        try:
+            length, files, _, _ = socket.recv_fds(client, 8, 3)
+            with client.makefile("rb") as stream:
+                asked = json.loads(stream.read(int.from_bytes(length, "little")))
+        except (ConnectionError, ValueError):  # it was killed before it had asked
+            client.close()
+            return
         number = _forked(lambda: self._run(files, *asked))
         for file in files:
             os.close(file)

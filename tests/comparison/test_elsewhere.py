@@ -5,6 +5,8 @@ import json
 import os
 import re
 import resource
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -103,6 +105,14 @@ def test_each_piece_has_a_process_whatever_the_executor(warm: Path, monkeypatch:
     assert answers["vanish"].error.endswith("ended with code 3 and said nothing")
     assert answers["divide"].kind == "failed"
     assert answers["divide"].error.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.slow
+def test_a_program_that_is_killed_as_it_starts_stops_no_other(warm: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.connect(str(warm.with_name("socket")))
+    done = subprocess.run([warm, "-c", "print(6)"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "6\n", done.stderr
 
 
 def answer(data: bytes, **changes: Any) -> bytes:
