@@ -16,7 +16,7 @@ import relpos
 from relpos import Mask, Sequence
 from relpos.core import Term
 from relpos.core.tree import register
-from relpos.parallel import context_attention, context_parallel
+from relpos.parallel import context_attention, context_parallel, ring_node
 from relpos.parallel.exchange import _Gather, heads_for_tokens, tokens_for_heads
 from relpos.parallel.layout import stretches
 from relpos.parallel.ranks import Ranks, rank_ordered_sum
@@ -86,6 +86,22 @@ def test_a_weight_that_changes_before_the_backward_is_noticed(mesh: Any) -> None
             weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_the_engine_of_shards_is_chosen_by_the_gradients_it_must_compute(
+    mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd runs a node's forward without gradients."""
+    seen, real = [], ring_node.choose_for_shards
+
+    def watched(call: Any) -> Any:
+        seen.append(torch.is_grad_enabled())
+        return real(call)
+
+    monkeypatch.setattr(ring_node, "choose_for_shards", watched)
+    for position in (relpos.ShawPosition(D).double(), relpos.RotaryEmbedding(D)):
+        context_attention(*heads(), position=position, queries=Sequence(N), mesh=mesh, method="ring")
+    assert seen == [True, False]
 
 
 def test_what_ranks_exchange_has_no_second_derivative(mesh: Any) -> None:

@@ -67,7 +67,8 @@ class RingWork:
             plain_q=None if plain_q is None else plain_q[:, :, rows], plain_k=block[2] if len(block) > 2 else None,
         )  # fmt: skip
         if self.shards is None:
-            self.shards = choose_for_shards(call).shards
+            with torch.set_grad_enabled(bool(self.learned)):  # autograd has switched them off, and a backward follows
+                self.shards = choose_for_shards(call).shards
         return call
 
 
