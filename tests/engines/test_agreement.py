@@ -19,6 +19,7 @@ from relpos import (
     LineVectors,
     LowRank,
     Mask,
+    Positions,
     QueryBias,
     RotaryEmbedding,
     Rotation,
@@ -33,9 +34,10 @@ from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.reference import REFERENCE as reference
 from relpos.engines.sdpa.engine import SDPA as sdpa
-from relpos.engines.self_check.agreement import Difference, Expected
+from relpos.engines.self_check.agreement import Difference, Expected, _copy, _without_learned
 from relpos.engines.self_check.variant import small_call, variant_of
 from relpos.engines.streaming import STREAMING as streaming
+from relpos.engines.triton.vector_sets import sets_of
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 
@@ -226,3 +228,23 @@ def test_rotations_a_head_and_an_element_have_twins(layout: str) -> None:
     found = variant(5, 5, position=Terms(rotation))
     assert variant_of(small_call(found, "full")) == found
     assert difference(streaming, found, "full").fault is None
+
+
+@pytest.mark.parametrize("places", [Sequence(70), Positions(torch.arange(70), low=0, high=69)], ids=["line", "places"])
+def test_small_calls_read_vectors_together_as_the_call_does(places: Any) -> None:
+    """Kernels of queries and keys that read one column differ from those of two."""
+    line, (by_query, by_key) = lines(places), torch.randn(2, H, 9, 8)
+    index = torch.arange(line.length) % 9
+    position = LineVectors(by_query, index, line, "query") + LineVectors(by_key, index, line, "key")
+    call = call_of(70, 70, position=position)
+    assert [len(sets_of(one)) for one in (call, *map(_on_a_device, small_calls(call)))] == [1, 1, 1]
+
+
+def small_calls(call: Call) -> list[Call]:
+    found = variant_of(call)
+    assert found is not None
+    return [small_call(found, size) for size in ("odd", "full")]
+
+
+def _on_a_device(call: Call) -> Call:
+    return _copy(_without_learned(call), torch.device("cpu"))

@@ -175,17 +175,27 @@ def _largest(x: Tensor) -> float:
 
 def _without_learned(call: Call) -> Call:
     """The call with terms that require no gradient."""
-    return replace(call, terms=pytree.tree_map_only(Tensor, Tensor.detach, call.terms))
+
+    def fixed(x: Tensor) -> Tensor:
+        return x.detach() if x.requires_grad else x
+
+    return replace(call, terms=pytree.tree_map_only(Tensor, fixed, call.terms))
 
 
 def _copy(call: Call, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Call:
-    """The call with copies of its tensors, on a device or in a dtype."""
+    """The call with copies of its tensors, on a device or in a dtype. An index that terms share stays shared: it
+    decides which kernels run."""
+    indices: dict[int, Tensor] = {}
 
     def copy(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
+        if id(x) in indices:
+            return indices[id(x)]
         own = x.detach().to(device or x.device)
-        if dtype is not None and own.is_floating_point():
+        if not own.is_floating_point():
+            indices[id(x)] = own
+        elif dtype is not None:
             own = own.to(dtype)
         return own.clone().requires_grad_() if x.requires_grad else own
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import cache
 from operator import index
 from typing import Any, Literal, NamedTuple
 
@@ -231,11 +232,16 @@ def small_call(variant: Variant, size: Size) -> Call:
     width, value_width = variant.widths
     made: list[Term] = []
     indices: dict[Any, Tensor] = {}
+
+    @cache
+    def all_lines() -> Lines:
+        return lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+
     for kind, *rest in variant.terms:
         match kind:
             case "LineVectors":
                 (side, scaled, index_dtype, *tensors), like = rest[:2]
-                line = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+                line = all_lines()
                 count = _VECTORS + like
                 if index_dtype is not None and like not in indices:
                     entries = torch.arange(line.length, device="cpu")
@@ -265,7 +271,7 @@ def small_call(variant: Variant, size: Size) -> Call:
                 made.append(AxisVectors(vectors, of_axes))
             case "LineBias":
                 shared, dtype = rest[:2]
-                line = lines(queries, None if keys is queries else keys, device=torch.device("cpu"))
+                line = all_lines()
                 made.append(LineBias(normal(1 if shared else heads, line.length, dtype=dtype), line))
             case "Rotation":
                 layout, pairs, dtype, shared = rest
