@@ -187,6 +187,18 @@ def test_rows_of_a_chunk_read_some_of_the_vectors(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+def test_shared_keys_that_each_head_turns() -> None:
+    """Vectors meet the keys before they are turned, which heads share."""
+    leaves = [*(torch.randn(1, heads, N, D) for heads in (4, 2, 2)), torch.randn(4, R, D)]
+    angles = torch.randn(1, 4, N, D // 2)
+
+    def position(k: Tensor) -> Terms:
+        return LineVectors(k, BUCKETS, LINE, "key") + Rotation(angles, angles, "half")
+
+    assert_as_reference("triton", leaves, position, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_inputs_in_other_memory() -> None:
     """Heads behind tokens, as projections leave them, and vectors column by column."""
     plain, own = torch.randn(3, B, H, N, D), torch.randn(2, H, R, D)

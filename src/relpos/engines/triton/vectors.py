@@ -166,8 +166,9 @@ class CallVectors:
 
     @property
     def groups(self) -> int:
-        """Query heads that share a key head."""
-        return self.launches.heads // self.launches.own_heads
+        """Query heads that share a key head, before a rotation that turns keys differently in each head."""
+        plain = self.call.plain_k
+        return self.launches.heads // (self.launches.own_heads if plain is None else plain.shape[1])
 
     def pieces(self) -> Iterator[Piece]:
         """The parts, with their products, to which no reference is kept: the next take their memory."""
