@@ -85,7 +85,8 @@ class TermChoices(Chance):
         if call.cut is not None and call.cut[1][0]:
             weights["RowRule"] = 0
         if self.few:
-            served = ("LineBias", "LowRank", "Rotation", "QueryBias", "Scale", "Sinks", "Mechanism")
+            served = ["LineBias", "Rotation", "QueryBias", "Scale", "Sinks", "Mechanism"]
+            served += [] if self.as_frozen else ["LowRank"]
             weights = {kind: weight if kind in served else 0 for kind, weight in weights.items()}
             weights["LineBias"] = 0 if {"LineBias", "Mechanism"} & once else weights["LineBias"]
             if not any(weights.values()):

@@ -48,7 +48,8 @@ class TokenChoices(Chance):
             sizes.append(size)
             left = max(1, left // size)
         self.r.shuffle(sizes)
-        if self.few and self.sometimes(0.4):  # rows that fill tiles of Triton's kernels, or that tiles fill
+        # rows that fill tiles of Triton's kernels, or that tiles fill
+        if self.few and not self.as_frozen and self.sometimes(0.4):
             sizes = [*(min(size, 5) for size in sizes[:-1]), self.of(8, 8, 16, 16, 32)]
         return Tokens("grid", tuple(sizes), prefix=self.prefix(9))
 

@@ -17,7 +17,7 @@ from fuzz.draw_vectors import with_vectors
 class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
     """The call of one seed."""
 
-    def call(self, newer: bool) -> Described:
+    def call(self) -> Described:
         queries, keys = self.tokens()
         described = Described(self.seed, queries=queries, keys=keys)
         n, m = described.counts
@@ -48,7 +48,7 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
         if self.sometimes(0.06):
             described = self._shared(described)
         terms = self.terms(described)
-        terms = self.with_newer(described, terms) if newer else terms
+        terms = terms if self.as_frozen else self.with_newer(described, terms)
         described = replace(described, terms=terms)
         if self.sometimes(0.62):
             described = replace(described, masks=self.masks(described))
@@ -82,10 +82,10 @@ class Drawing(TokenChoices, TermChoices, MaskChoices, MemoryChoices):
 
 def draw(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The call of a seed; where Triton is among the engines, one that its interpreter can do in time."""
-    call = Drawing(seed, few="triton" in engines).call(newer=True)
+    call = Drawing(seed, few="triton" in engines).call()
     return with_content(with_vectors(call)) if "triton" in engines else with_turning(with_content(call))
 
 
 def draw_as_frozen(seed: int, engines: tuple[str, ...] = ()) -> Described:
     """The same without what came after calls were frozen (`tests/frozen`)."""
-    return Drawing(seed, few="triton" in engines).call(newer=False)
+    return Drawing(seed, few="triton" in engines, as_frozen=True).call()
