@@ -5,7 +5,7 @@ Without a GPU the kernels run in Triton's interpreter (tests/conftest.py sets it
 
 import importlib
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -208,6 +208,13 @@ def test_inputs_in_other_memory() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_coordinates_are_copied_where_kernels_may_read_four_at_once() -> None:
+    """Calls of one structure are launched as the first one, whose coordinates may have begun elsewhere."""
+    places = torch.arange(12, dtype=torch.int32)
+    for x in launch.in_32_bits(replace(PLACES, query=places[1:7], key=places[:13])):
+        assert x.data_ptr() % 16 == 0
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("heads", "groups", "batch", "n", "m", "count"),
@@ -243,9 +250,12 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     few, values = torch.randn(1, R, D), torch.randn(H, LINE.length, requires_grad=True)
     by_query = LineVectors(few, CLIPPED, LINE, "query")
     several = Terms(*(LineVectors(few, CLIPPED.roll(shift), LINE, "query") for shift in range(4)))
+    places = lines(Positions(torch.arange(N), low=0, high=N - 1))
+    scattered = Terms(*(LineVectors(few, CLIPPED, places, "query") for _ in range(4)))
     q = torch.randn(1, H, N, D)
     for position, words in (
         (several, "more than 3"),
+        (scattered, "more than 3"),  # a plan would be used for lines of their own, too
         (by_query + LineBias(values, LINE), "gradient of a bias beside vectors"),
     ):
         lack = TRITON.unsupported(call_of(q, q, q, position=position))

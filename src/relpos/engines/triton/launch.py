@@ -225,10 +225,10 @@ _NO_DROPOUT = tiles.Dropout(None, 0, None)
 
 
 def in_32_bits(lines: Lines) -> tuple[Tensor, Tensor]:
-    """The coordinates of queries and keys, cached."""
+    """The coordinates of queries and keys, cached. Always copies, which begin where 16 divides the address."""
 
     def made() -> tuple[Tensor, Tensor]:
-        query, key = (x.to(torch.int32).contiguous() for x in (lines.query, lines.key))
+        query, key = (x.to(torch.int32, copy=True).contiguous() for x in (lines.query, lines.key))
         return query, key
 
     return cached(lines, "in 32 bits", lines.query.device, made, lambda: 4 * (lines.query.numel() + lines.key.numel()))

@@ -65,6 +65,11 @@ class Set:
         same = self.index is other.index and self.count == other.count
         return same and (self.lines is other.lines or self.lines.same_structure(other.lines))
 
+    @property
+    def terms(self) -> int:
+        """How many terms it is made of."""
+        return sum(map(len, self.met.values()))
+
     def within(self, rows: slice, keys: int) -> Set:
         """Those that some queries read, as far as that is known: on consecutive integers each entry its own."""
         starts = starts_of(self.lines)
@@ -121,7 +126,8 @@ def unsupported(call: Call) -> str | None:
         return None
     if call.scale == 0:
         return "a scale of 0 with vectors"
-    if len(sets) > MOST_SETS:
+    # A plan of calls does not know which irregular lines are one: each term may have its own.
+    if sum(one.terms if one.lines.layout.kind == "irregular" else 1 for one in sets) > MOST_SETS:
         return f"vectors on more than {MOST_SETS} different indices"
     learned = [term.values for term in call.terms.of(LineBias)]
     learned += [x for term in call.terms.of(LowRank) for x in (term.query, term.key)]
