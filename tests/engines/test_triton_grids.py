@@ -100,10 +100,19 @@ def test_values_and_gradients(name: str, small_tiles: None, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_prefix_of_several_tiles_in_parts_of_a_batch(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [(Sequence(9, prefix=18), Sequence(14, prefix=2)), (Sequence(0, prefix=2), Sequence(0, prefix=1))],
+    ids=["several tiles", "alone"],
+)
+def test_a_prefix_in_parts_of_a_batch(
+    queries: Sequence,
+    keys: Sequence,
+    small_tiles: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for module, name, value in ((test_streaming, "H", 1), (test_streaming, "B", 3), (table, "PROGRAMS", 4)):
         monkeypatch.setattr(module, name, value)
-    queries, keys = Sequence(9, prefix=18), Sequence(14, prefix=2)
     position, shapes = biased(queries, keys)
     check(position, shapes, queries.count, keys.count, backend="triton", dtypes=(torch.float32,))
 

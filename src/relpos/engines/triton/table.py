@@ -37,7 +37,8 @@ def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable
     assert query is not None
     assert key is not None
     result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
-    _between_tokens(launches, lines, rows, varying, query, key, result)
+    if min(*query.sizes, *key.sizes) > 0:  # beside prefixes alone
+        _between_tokens(launches, lines, rows, varying, query, key, result)
     if query.prefix or key.prefix:
         _of_prefixes(launches, lines, rows, varying, result)
     return result.sum_to_size(values.shape)
