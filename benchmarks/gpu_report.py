@@ -23,6 +23,15 @@ RESULT = Path(__file__).parent / "results" / "attention-cuda.json"
 Line = Mapping[str, Any]
 
 
+def whole(text: str) -> Iterator[Line]:
+    """The results of a run. One that was cut off may end within a line, which is left out."""
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            print(f"not read: {line[:60]}")
+
+
 def results(lines: Sequence[Line]) -> dict[str, Any]:
     """The part on attention as `relpos bench` writes it."""
     lines = [line for line in lines if line["part"] == "attention"]
@@ -106,7 +115,7 @@ def main() -> None:
     parser.add_argument("lines", type=Path)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     asked = parser.parse_args()
-    lines = [json.loads(line) for line in asked.lines.read_text(encoding="utf-8").splitlines()]
+    lines = list(whole(asked.lines.read_text(encoding="utf-8")))
     print(*said(lines), *said_of_models(lines), *said_of_faults(lines), sep="\n")
     if any("peer" in line for line in lines):
         found = results(lines)

@@ -74,6 +74,12 @@ def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
     assert '("keys", "half", 64): _shape(64, 32, 4, 2),' in said
 
 
+def test_a_report_reads_what_a_run_left_that_was_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps(line) for line in measured()]
+    assert list(loaded("gpu_report").whole("\n".join(lines)[:-5])) == measured()[:-1]
+    assert capsys.readouterr().out == f"not read: {lines[-1][:-5]}\n"
+
+
 def test_a_report_says_which_borders_and_faults_were_found() -> None:
     report = loaded("gpu_report")
     assert list(report.said_of_models(measured())) == [
