@@ -215,6 +215,23 @@ def test_coordinates_are_copied_where_kernels_may_read_four_at_once() -> None:
         assert x.data_ptr() % 16 == 0
 
 
+ONE = torch.tensor([[0], [1]])
+
+
+@pytest.mark.parametrize(
+    "one", [lines(Sequence(1)), lines(Sequence(1), Sequence(2)), lines(Positions(ONE, low=0, high=1))]
+)
+def test_no_number_of_products_is_one(one: Any) -> None:
+    """Beside a single query's 1 Triton 3.6 would forget it, and fail to compile."""
+    vector, m = LineVectors(torch.zeros(1, 3, D), None, one, "query"), one.key.shape[-1]
+    q, k, v = (torch.zeros(2, H, n, D) for n in (1, m, m))
+    call = call_of(q, k, v, position=vector)
+    launches = launch.Launches(call)
+    (piece,) = vectors.CallVectors.of(call, launches).pieces()
+    assert piece.rows == 1
+    assert not any(x == 1 for x in piece.arguments.one if isinstance(x, int))
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     ("heads", "groups", "batch", "n", "m", "count"),

@@ -14,11 +14,16 @@ import triton.language as tl
 from relpos.engines.triton.arithmetic import dot, dot_onto
 from relpos.engines.triton.reads import read
 
+AHEAD = tl.constexpr(16)
+
 
 class Products(NamedTuple):
     """Products with vectors on offsets, `[heads, tokens, width]`: of queries or of keys, divided by the scale, and of
-    the upstream gradient with value vectors. Lines as in `Bias`. Each entry reads the column in `index`, or its own;
-    columns from `count` on are zeros."""
+    the upstream gradient with value vectors. Lines as in `Bias`, but `origin` is AHEAD more. Each entry reads the
+    column in `index`, or its own; columns from `count` on are zeros.
+
+    No number is 1: within a loop Triton 3.6 forgets a 1 in a tuple of a tuple that has one too, as a single query has.
+    """
 
     of_queries: Any
     of_keys: Any
@@ -52,7 +57,7 @@ def _column(qi, kj, batch, size, products):
     if products.query is not None:
         row = tl.load(products.query + batch * products.query_b + row)
         column = tl.load(products.key + batch * products.key_b + column)
-    entry = products.origin + (row - column)
+    entry = products.origin - AHEAD + (row - column)
     if products.index is not None:
         return read(products.index + entry)
     else:

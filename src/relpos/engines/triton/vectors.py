@@ -35,7 +35,7 @@ from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.launch import Launches, batch_stride, in_32_bits
 from relpos.engines.triton.limits import cdiv
 from relpos.engines.triton.vector_kernels import Others, Runs
-from relpos.engines.triton.vector_reads import Products, VectorChunk
+from relpos.engines.triton.vector_reads import AHEAD, Products, VectorChunk
 from relpos.engines.triton.vector_sets import MOST_SETS, Met, Set, number_bytes, sets_of, starts_of
 
 
@@ -191,11 +191,11 @@ class CallVectors:
         of_queries, of_keys = (self._product(one, side, part) for side in ("query", "key"))
         of_upstream = None if self.upstream is None else self._product(one, "value", part)
         lines, starts = one.lines, starts_of(one.lines)
-        tables = of_queries, of_keys, of_upstream, one.width, one.count, columns
+        tables = of_queries, of_keys, of_upstream, one.width, max(2, one.count), columns
         if starts is not None:
-            return Products(*tables, None, 0, None, 0, lines.origin + starts - one.first)
-        query, key = in_32_bits(lines)
-        return Products(*tables, query, batch_stride(query), key, batch_stride(key), lines.origin)
+            return Products(*tables, None, 0, None, 0, lines.origin + starts - one.first + AHEAD.value)
+        query, key = map(_by_batch, in_32_bits(lines))
+        return Products(*tables, *query, *key, lines.origin + AHEAD.value)
 
     def _product(self, one: Set, side: Side, part: Rectangle) -> Float[Tensor, "b h T width"] | None:
         """The products of one side; those of queries and keys are divided by the scale, which kernels multiply with."""
@@ -317,6 +317,12 @@ _OWN, _COLUMNS, _ACROSS = 8, 16, 8
 _NO_PRODUCTS = Products(None, None, None, 0, 0, None, None, 0, None, 0, 0)
 _NO_RUNS = Runs(None, None, None, None)
 _NO_CHUNK = VectorChunk(None, None, None, _NO_PRODUCTS, _NO_PRODUCTS, _NO_PRODUCTS)
+
+
+def _by_batch(x: Tensor) -> tuple[Tensor, int]:
+    """Coordinates with their stride of the batch, which is not 1 (see `Products`)."""
+    x = torch.nn.functional.pad(x, (0, 1)) if batch_stride(x) == 1 else x
+    return x, batch_stride(x)
 
 
 def _others(one: Set, part: Rectangle, by_key: bool) -> Others:
