@@ -63,14 +63,12 @@ class Gradients:
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
-        return [
-            torch.zeros_like(x).contiguous()
-            if gradient is None
-            else gradient
-            if gradient.dtype is x.dtype and _is_dense(gradient)
-            else gradient.to(x.dtype).contiguous()
-            for gradient, x in zip(self.sums, self.tensors, strict=True)
-        ]
+        return [_finished(gradient, x) for gradient, x in zip(self.sums, self.tensors, strict=True)]
+
+
+def _finished(gradient: Tensor | None, x: Tensor) -> Tensor:
+    gradient = torch.zeros_like(x) if gradient is None else gradient
+    return gradient if gradient.dtype is x.dtype and _is_dense(gradient) else gradient.to(x.dtype).contiguous()
 
 
 def _is_dense(x: Tensor) -> bool:

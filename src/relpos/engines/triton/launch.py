@@ -298,9 +298,9 @@ SHAPES: dict[tuple[str, str, int], dict[str, int]] = {
     ("table", "full", 256): _shape(16, 16, 4, 1),
 }
 """By kernel, precision and head width, for Hopper; powers of two that divide `spans.COARSE`. Those of widths 64 and 128
-in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27); that of keys at 128 is although it spills
-some registers. The others are not measured. Those of ranks are half as large:
-registers hold numbers of low-rank biases too. None is spilled up to rank 6, nor at 7 of which 3 are learned (CABLE)."""
+in half precision are the best of a few on an H200 (docs/log.md, 2026-11-27), also that of keys at 128, which spills a
+few registers on Hopper. The others are not measured. Those of ranks are half as large, since registers hold numbers of
+low-rank biases too: none is spilled up to rank 6, nor at 7 of which 3 are learned (CABLE)."""
 WITH_VECTORS: dict[tuple[str, str, int], dict[str, int]] = {
     ("keys", "half", 64): _shape(64, 64, 8, 2),
     ("forward", "half", 128): _shape(128, 32, 8, 3),

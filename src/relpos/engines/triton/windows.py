@@ -13,7 +13,7 @@ from relpos.engines.operators import Gradients
 from relpos.engines.triton import table, window_kernels
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.launch import Launches, with_strides
-from relpos.engines.triton.limits import are_few, cdiv, power_of_2
+from relpos.engines.triton.limits import cdiv, power_of_2
 
 
 def serves(launches: Launches, call: Call, gradients: Gradients) -> bool:
@@ -21,7 +21,7 @@ def serves(launches: Launches, call: Call, gradients: Gradients) -> bool:
     line = launches.line(call)
     if line is None or not launches.once("window", lambda: _fits(launches, call)):
         return False
-    return are_few(line.lines) and all(map(gradients.wants, (call.q, call.k, call.v, line.values)))
+    return launches.few and all(map(gradients.wants, (call.q, call.k, call.v, line.values)))
 
 
 _MOST = 64 * 32
