@@ -119,6 +119,22 @@ def test_vectors(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_however_tensors_lie() -> None:
+    """Tokens before heads, every other number of a head, vectors that heads share, an upstream gradient turned so."""
+    q, k = (torch.randn(B, N, H, D, requires_grad=True) for _ in range(2))
+    v, w = torch.randn(B, H, N, 2 * D, requires_grad=True), torch.randn(D, R, requires_grad=True)
+    upstream = torch.randn(B, N, H, D).transpose(1, 2)
+    found = []
+    for backend in ("triton", "reference"):
+        laid = q.transpose(1, 2), k.transpose(1, 2), v[..., ::2]
+        terms = deberta(w.mT.expand(H, -1, -1), w.mT[None])
+        out = attention(*laid, position=terms, backend=backend)
+        assert isinstance(out, Tensor)
+        found.append([out, *torch.autograd.grad(out, [q, k, v, w], upstream)])
+    torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kib", "parts"), [(60, "elements"), (32, "heads"), (14, "rows")])
 def test_parts_add_up(kib: int, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks as large as the workspace; the same bits each time."""
