@@ -25,6 +25,7 @@ table_kernels = importlib.import_module("relpos.engines.triton.table_kernels")
 prefix_kernels = importlib.import_module("relpos.engines.triton.prefix_kernels")
 window_kernels = importlib.import_module("relpos.engines.triton.window_kernels")
 vector_kernels = importlib.import_module("relpos.engines.triton.vector_kernels")
+plans = importlib.import_module("relpos.engines.plan").PLANS
 KERNELS = {
     kernels: ("forward", "backward_rows", "backward_keys", "backward_queries", "turn"),
     table_kernels: ("padded", "backward_table", "backward_pairs", "sum_of_pairs"),
@@ -73,6 +74,7 @@ def main() -> int:
     wide = torch.bfloat16 if "--half" in sys.argv else torch.float32
     for few, dtype in dict.fromkeys([(0, wide), (0, torch.bfloat16), (256, wide)]):
         limits.FEW = few
+        plans.clear()  # they were made with another limit
         for name, terms, mask, heads, groups in calls():
             q, k, v = (
                 torch.randn(1, count, 34, 24, device=DEVICE, dtype=dtype, requires_grad=True)
