@@ -27,8 +27,9 @@ def unavailable(reason: str) -> Any:
     return pytest.fail(reason) if MUST else pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """It ends with its module, whose tests its seconds then count to."""
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
