@@ -161,6 +161,14 @@ def _gpu_started() -> None:
             (one @ one).sum().backward()  # in the thread of the backward, too
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _others_objects_stay() -> None:
+    """A full collection, as whoever measures memory asks for, walks what this module made: not the hundred thousands of
+    objects of libraries and tests before it, which takes a second."""
+    gc.collect(1)
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def seeds() -> None:
     """Every test starts from the same generators."""

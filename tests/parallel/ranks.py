@@ -19,6 +19,7 @@ from covering import pairwise
 from relpos import Mask, Sequence
 from relpos.parallel import average_gradients, context_attention, context_parallel, ring_schedule, shard, unshard
 
+seed = torch.default_generator.manual_seed  # torch's own call writes down a stack for each device that never starts
 N, HEADS, WIDTH, STATES = 16, 4, 8, 12
 METHODS = [(method, layout) for method in ("gather", "ring", "ulysses") for layout in ("contiguous", "zigzag")]
 DOCUMENTS = torch.tensor([0] * 5 + [1] * 6 + [2] * 3 + [-1] * 2)  # across the borders of shards, and padding
@@ -36,7 +37,7 @@ MASKS: dict[str, Any] = {
 
 def positions() -> dict[str, Any]:
     """Mechanisms, each with coordinates of its own."""
-    torch.manual_seed(1)
+    seed(1)
     line, std = Sequence(N), {"init_std": 0.5}
     restarting = torch.cat([torch.arange(5), torch.arange(6), torch.arange(5)])
     cos = torch.rand(1, 1, N, WIDTH // 2, dtype=torch.float64)
@@ -82,7 +83,7 @@ def weights_of(position: Any) -> list[Tensor]:
 
 def inputs(groups: int, width: int = WIDTH, n: int = N, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Queries, keys, values, states and the output's gradient, the same on all ranks: `[B, tokens, ...]`."""
-    torch.manual_seed(2)
+    seed(2)
     heads = ((HEADS, width), (HEADS // groups, width), (HEADS // groups, width))
     found = [torch.randn(2, n, *each, dtype=dtype) for each in heads]
     return [*found, torch.randn(2, n, STATES, dtype=dtype), torch.randn(2, n, HEADS, width, dtype=dtype)]
@@ -114,7 +115,7 @@ def difference(mesh: Any, whole: list[Tensor], share: list[Tensor], layout: str)
         else:
             y = y.clone()
             dist.all_reduce(y)
-        most = max(most, float((x - y).abs().max()) if x.numel() else 0.0)
+        most = max(most, float((x - y).detach().abs().max()) if x.numel() else 0.0)
     return most
 
 
@@ -122,10 +123,13 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
     """Cases by name: the difference from one process, or what refuses them."""
     known = positions()
     rows = pairwise(list(known), [name for name in MASKS if name != "blocks"], METHODS, (1, 2))
-    if dist.get_world_size() > 2:  # what differs there is who sends what
-        rows = [row for row in rows if row[2][0] != "gather"][::3]
-    rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "rerope", "cope", "fox", "terms")]
-    rows += [("t5", "blocks", ("auto", "zigzag"), 1)]
+    of_four = [row for row in rows if row[2][0] != "gather"][::3]  # what differs there is who sends what
+    if dist.get_world_size() > 2:
+        rows = of_four
+    else:
+        rows = [row for row in rows if row not in of_four]
+        rows += [(name, "causal", ("auto", "zigzag"), 1) for name in ("rope", "rerope", "cope", "fox", "terms")]
+        rows += [("t5", "blocks", ("auto", "zigzag"), 1)]
     for name, mask, (method, layout), groups in rows:
         position, tokens = known[name]
         if name == "terms" and method == "ulysses":
@@ -134,7 +138,7 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
         options = {"mask": MASKS[mask]}
         case = f"{name}, {mask}, {method}, {layout}, {groups}"
         parts = [shard(x, mesh, layout=layout) for x in given]
-        torch.manual_seed(3 + dist.get_rank())  # one process draws what the first rank draws
+        seed(3 + dist.get_rank())  # one process draws what the first rank draws
         try:
             share = attend(
                 context_attention, position, tokens, parts, mesh=mesh, method=method, layout=layout, **options
@@ -142,14 +146,15 @@ def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
         except NotImplementedError as error:
             yield case, str(error)
             continue
-        torch.manual_seed(3)
+        seed(3)
         whole = attend(relpos.attention, position, tokens, given, backend="reference", **options)
         yield case, difference(mesh, whole, share, layout)
 
 
 def in_blocks(mesh: Any) -> Iterator[tuple[str, Any]]:
     """A ring of several blocks a share, in float32 and bfloat16, whose kernels are others; and its bits."""
-    bias, n = relpos.T5Bias(HEADS, bidirectional=False, init_std=0.5), 256 * dist.get_world_size()
+    seed(6)
+    bias, n = relpos.T5Bias(HEADS, bidirectional=False, init_std=0.5), 512
     options = {"mask": "causal", "mesh": mesh, "method": "ring", "layout": "zigzag"}
     for dtype in (torch.float32, torch.bfloat16):
         given = inputs(1, 16, n, dtype)
@@ -165,8 +170,7 @@ def repeated(mesh: Any) -> Iterator[tuple[str, bool]]:
     known, parts = positions(), [shard(x, mesh, layout="zigzag") for x in inputs(1)]
     for name in ("t5", "fox"):
         for method in ("gather", "ring", "ulysses"):
-            options = {"mask": "causal", "mesh": mesh, "method": method, "layout": "zigzag"}
-            twice = []
+            options, twice = {"mask": "causal", "mesh": mesh, "method": method, "layout": "zigzag"}, []
             for _ in range(2):
                 found = attend(context_attention, *known[name], parts, **options)
                 weights = [torch.nn.Parameter(torch.zeros_like(x)) for x in found[5:]]
@@ -212,12 +216,13 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 
 def in_models(mesh: Any) -> Iterator[tuple[str, Any]]:
     """How far outputs and gradients of models whose sequences are spread are from those of whole ones."""
-    torch.manual_seed(3)
+    seed(3)
     tokens, labels = torch.randint(11, (2, 2, 16))
     given = {"language": tokens, "image": torch.randn(2, 1, 8, 8).double(), "layer": torch.randn(2, 16, 16).double()}
-    for name, make in MODELS.items():
-        for layout in ("contiguous", "zigzag"):
-            torch.manual_seed(4)
+    for index, (name, make) in enumerate(MODELS.items()):
+        layouts = ("contiguous", "zigzag")
+        for layout in layouts if dist.get_world_size() == 2 else layouts[index % 2 :][:1]:
+            seed(4)
             model, x = make().double(), given[name]
 
             def loss(out: Tensor, labels: Tensor) -> Tensor:
@@ -225,11 +230,11 @@ def in_models(mesh: Any) -> Iterator[tuple[str, Any]]:
                     return torch.nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())
                 return out.square().mean()
 
-            torch.manual_seed(5)
+            seed(5)
             whole = model(x)
             wanted = torch.autograd.grad(loss(whole, labels), list(model.parameters()), allow_unused=True)
             spread = context_parallel(model, mesh, method="ring", layout=layout)
-            torch.manual_seed(5 + dist.get_rank())
+            seed(5 + dist.get_rank())
             out = spread(shard(x, mesh, layout=layout) if name == "layer" else x)
             loss(out, shard(labels, mesh, layout=layout)).backward()
             average_gradients(spread, mesh)
@@ -285,9 +290,13 @@ def run(folder: str) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("data", "context"))["context"]
-    found: dict[str, Any] = {"blocks": dict(in_blocks(mesh)), "refused": dict(refused(mesh))}
-    ring_schedule._LEAST = 1  # several blocks of few tokens
-    found["blind"], found["repeated"] = dict(blind(mesh)), dict(repeated(mesh))
+    found: dict[str, Any] = {"refused": dict(refused(mesh)), "blocks": {}, "repeated": {}}
+    if size > 2:
+        found["blocks"] = dict(in_blocks(mesh))
+    ring_schedule._LEAST = 1 if size == 2 else 2  # several blocks of few tokens; of two ranks, smaller ones backward
+    if size > 2:  # a sum of two is the same in either order
+        found["repeated"] = dict(repeated(mesh))
+    found["blind"] = dict(blind(mesh))
     found["compared"], found["models"] = dict(compare(mesh)), dict(in_models(mesh))
     x = torch.arange(2 * N).view(2, N)
     found["unshard"] = all(
