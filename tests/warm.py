@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,12 @@ os._exit(status)
 
 
 @contextlib.contextmanager
-def warm_python(loaded: Loaded, folder: Path) -> Iterator[Path]:
-    """The executable file, in this folder; while this block runs, it works."""
+def warm_python(loaded: Loaded, folder: Path, needs: Iterable[str] = ("cluster",)) -> Iterator[Path]:
+    """The executable file, in this folder; while this block runs, it works. `needs`: as those of `loaded`."""
     path, program = folder / "socket", folder / "python"
     program.write_text(_CLIENT.format(python=sys.executable, path=str(path)))
     program.chmod(0o755)
-    number = loaded.beside([__file__, path, program], folder / "log", needs=["cluster"])
+    number = loaded.beside([__file__, path, program], folder / "log", needs=needs)
     deadline = time.monotonic() + PATIENCE
     while not path.exists():
         assert time.monotonic() < deadline, (folder / "log").read_text()

@@ -26,17 +26,35 @@ def kinds() -> list[Case]:
     return list(found.values())
 
 
+INTERPRETED_KINDS = (
+    "line-16-bfloat16-step-causal-h4", "grid-4x4+1-float32-step-h4", "shaw-16-float32-step-h4",
+    "transformer_xl-16-float32-step-h4", "deberta-16-float32-step-h4", "t5-16-bfloat16-step-h4",
+)  # fmt: skip
+"""One of each position, of either dtype, with and without a mask and a prefix: kernels have tests of their own."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", *backends()])
 @pytest.mark.parametrize("case", kinds(), ids=lambda case: case.name)
-def test_every_engine_is_green_on_every_kind_of_case(engine: str, case: Case) -> None:
-    if engine in INTERPRETED:
-        case = replace(case.shrunk(16), heads=4)  # of fewer numbers an RMS says little
-    if taken(case, engine) is None:
-        with pytest.raises(NotImplementedError):
-            engine_peer(engine).build(make(case))()
-        return
-    assert faults(case, [engine_peer(engine)], [engine]) == {}
+def test_every_engine_is_green_on_every_kind_of_case(case: Case) -> None:
+    few = replace(case.shrunk(16), heads=4)  # of fewer numbers an RMS says little
+    run: dict[Case, list[str]] = {case: [], few: []}
+    for engine in ("auto", *backends()):
+        own = few if engine in INTERPRETED else case
+        if taken(own, engine) is None:
+            with pytest.raises(NotImplementedError):
+                engine_peer(engine).build(make(own))()
+        elif own is case or few.name in INTERPRETED_KINDS:
+            run[own].append(engine)
+    assert len(run[case]) >= 3
+    for own, engines in run.items():
+        assert faults(own, [engine_peer(engine) for engine in engines], engines) == {}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels run on a GPU")
+def test_every_position_is_among_the_interpreted_kinds() -> None:
+    few = [replace(case.shrunk(16), heads=4) for case in kinds()]
+    assert {case.name for case in few} >= set(INTERPRETED_KINDS)
+    assert {case.position for case in few if case.name in INTERPRETED_KINDS} == {case.position for case in few}
 
 
 def test_names_say_what_is_not_usual() -> None:
@@ -85,17 +103,17 @@ def test_cases_of_two_devices_are_not_mixed_and_a_gpu_must_be_there() -> None:
             BenchSettings.make(on_gpu)
 
 
-@pytest.mark.parametrize("case", every_case().values(), ids=lambda case: case.name)
-def test_shrunk_keeps_the_structure(case: Case) -> None:
-    small = case.shrunk(100)
-    assert small.count - small.prefix <= 100
-    assert case.shrunk(99).count - case.prefix <= 99
-    assert small.batch == min(case.batch, 2)
-    assert replace(small, sizes=case.sizes, batch=case.batch) == case
-    assert len(small.sizes) == len(case.sizes)
-    assert case.shrunk(10**6).sizes == case.sizes
-    if case.position == "grid":
-        assert small.sizes == (min(case.sizes[0], 10),) * 2
+def test_shrunk_keeps_the_structure() -> None:
+    for case in every_case().values():
+        small = case.shrunk(100)
+        assert small.count - small.prefix <= 100
+        assert case.shrunk(99).count - case.prefix <= 99
+        assert small.batch == min(case.batch, 2)
+        assert replace(small, sizes=case.sizes, batch=case.batch) == case
+        assert len(small.sizes) == len(case.sizes)
+        assert case.shrunk(10**6).sizes == case.sizes
+        if case.position == "grid":
+            assert small.sizes == (min(case.sizes[0], 10),) * 2
 
 
 def test_a_case_is_checked_shrunk_and_on_one_head_at_full_length() -> None:

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from loaded import Loaded
 from relpos import LineBias, Sequence, Terms, lines
 from relpos.bench.cases import find_cases
 from relpos.bench.measure import quartiles
 from relpos.engines.call import Call
+from warm import warm_python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CASE = "line-8192-bfloat16-step-cuda"
 
 
-def loaded(name: str) -> ModuleType:
+def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -67,7 +69,7 @@ def measured() -> list[dict[str, Any]]:
 
 
 def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
-    said = "\n".join(loaded("gpu_report").said(measured()))
+    said = "\n".join(script("gpu_report").said(measured()))
     assert "tests: 1 of 2 passed, 90 s" in said
     assert "failed: tests/engines/test_gpu.py::test_b: AssertionError: 2 is not 1" in said
     assert "tiles: keys, width 64: [64, 32, 4, 2] 1.000 ms; [64, 64, 4, 2] 2.000 ms" in said
@@ -76,12 +78,12 @@ def test_a_report_says_what_failed_and_which_tiles_are_best() -> None:
 
 def test_a_report_reads_what_a_run_left_that_was_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.dumps(line) for line in measured()]
-    assert list(loaded("gpu_report").whole("\n".join(lines)[:-5])) == measured()[:-1]
+    assert list(script("gpu_report").whole("\n".join(lines)[:-5])) == measured()[:-1]
     assert capsys.readouterr().out == f"not read: {lines[-1][:-5]}\n"
 
 
 def test_a_report_says_which_borders_and_faults_were_found() -> None:
-    report = loaded("gpu_report")
+    report = script("gpu_report")
     assert list(report.said_of_models(measured())) == [
         "retrofits: T5, 1 x 9, step: 3.00 to 2.00 ms, 1.50 times as fast",
         "border: T5: Borders(NEVER, 9)",
@@ -96,11 +98,11 @@ def test_a_report_says_which_borders_and_faults_were_found() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_a_run_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path) -> None:
+def test_a_part_of_a_run_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path, loaded: Loaded) -> None:
     """In a process of its own. `on_gpu.py FOLDER --dry` runs all, in three minutes."""
-    command = [sys.executable, str(BENCHMARKS / "on_gpu.py"), str(tmp_path), "--dry"]
-    parts = [*command, "--parts", "flex", "--seconds", "40"]
-    done = subprocess.run(parts, capture_output=True, text=True, check=False)
+    with warm_python(loaded, tmp_path, needs=["compiler"]) as python:
+        command = [python, BENCHMARKS / "on_gpu.py", tmp_path, "--dry", "--parts", "flex", "--seconds", "40"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "measured.jsonl").read_text("utf-8").splitlines()]
     assert [line["part"] for line in lines] == ["flex"] * 6
@@ -108,11 +110,11 @@ def test_a_part_of_a_run_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path) -> None:
 
 
 def test_results_of_a_run_are_a_table_of_the_readme() -> None:
-    found = loaded("gpu_report").results(measured())
+    found = script("gpu_report").results(measured())
     assert list(found["cases"]) == [CASE]
     assert found["cases"][CASE]["sizes"] == find_cases(CASE)[0].sizes
     assert ("bias-free SDPA, flash", 1.25) in [(target["against"], target["reached"]) for target in found["targets"]]
-    table = loaded("readme").table(json.loads(json.dumps(found)), "cuda")
+    table = script("readme").table(json.loads(json.dumps(found)), "cuda")
     assert "| case | relpos |" in table, "a peer that was not measured has no column"
     assert "| training step, relative bias, N = 8,192, D = 64 | 1.25 (1.25 to 1.25) |" in table
 
@@ -135,7 +137,7 @@ def test_every_outcome_is_a_line_as_soon_as_it_is_there(tmp_path: Path, monkeypa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs on CPU")
 @pytest.mark.parametrize("kind", ["forward", "table"])
 def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = loaded("tune_triton")
+    tune = script("tune_triton")
     launch = importlib.import_module("relpos.engines.triton.launch")
     limits = importlib.import_module("relpos.engines.triton.limits")
     monkeypatch.setattr(limits, "FEW", 0)
@@ -150,12 +152,12 @@ def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyP
         seen.extend(works)
         return {name: [3.0, 1.0 if name.startswith("16") else 2.0, 0.5] for name in works}, {}
 
-    monkeypatch.setattr(script, "interleaved", timed)
-    monkeypatch.setattr(script, "candidates", lambda kind: [(16, 16, 4, 1), (32, 32, 8, 2), (0, 0, 4, 1)])
+    monkeypatch.setattr(tune, "interleaved", timed)
+    monkeypatch.setattr(tune, "candidates", lambda kind: [(16, 16, 4, 1), (32, 32, 8, 2), (0, 0, 4, 1)])
     line = lines(Sequence(20))
     q, k, v = torch.randn(3, 1, 1, 20, 8)
     call = Call(q, k, v, Terms(LineBias(torch.randn(1, line.length), line)), None, 0.3)
-    said = script.tune(kind, call, key, launch)
+    said = tune.tune(kind, call, key, launch)
     assert seen == ["16, 16, 4, 1", "32, 32, 8, 2", "now"], "the third fails"
     assert said.startswith(f"    {key!r}: _shape(16, 16, 4, 1),")
     assert "2.00 times as fast" in said
@@ -164,7 +166,7 @@ def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 @pytest.mark.parametrize(
-    ("script", "arguments", "line"),
+    ("name", "arguments", "line"),
     [
         ("on_gpu", ["out"], "expected a CUDA device; got none. Run this on the GPU that is asked.\n"),
         (
@@ -176,7 +178,7 @@ def test_the_fastest_tiles_that_are_right(kind: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_it_cannot_do_is_a_line(
-    script: str,
+    name: str,
     arguments: list[str],
     line: str,
     tmp_path: Path,
@@ -184,7 +186,7 @@ def test_what_it_cannot_do_is_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
-    assert loaded(script).main() == 2
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    assert script(name).main() == 2
     assert capsys.readouterr().err == line
     assert not list(tmp_path.iterdir())

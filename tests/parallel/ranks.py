@@ -107,16 +107,17 @@ def attend(
 
 
 def difference(mesh: Any, whole: list[Tensor], share: list[Tensor], layout: str) -> float:
-    """How far a share's output and gradients are from one process's; of weights, the sum over ranks."""
-    most = 0.0
+    """How far a share's output and gradients are from one process's; of weights, the sum over ranks. NaN if any is."""
+    most = torch.zeros((), dtype=torch.float64)
     for index, (x, y) in enumerate(zip(whole, share, strict=True)):
         if index < 5:
             x = shard(x, mesh, layout=layout)
         else:
             y = y.clone()
             dist.all_reduce(y)
-        most = max(most, float((x - y).detach().abs().max()) if x.numel() else 0.0)
-    return most
+        if x.numel():
+            most = most.maximum((x - y).detach().abs().max())
+    return float(most)
 
 
 def compare(mesh: Any) -> Iterator[tuple[str, Any]]:
@@ -240,7 +241,8 @@ def in_models(mesh: Any) -> Iterator[tuple[str, Any]]:
             average_gradients(spread, mesh)
             whole = whole if name == "image" else shard(whole, mesh, layout=layout)
             pairs = [(x.grad, g) for x, g in zip(model.parameters(), wanted, strict=True) if g is not None]
-            yield f"{name}, {layout}", max(float((x - y).abs().max()) for x, y in [(out, whole), *pairs])
+            apart = torch.stack([(x - y).detach().abs().max() for x, y in [(out, whole), *pairs]])
+            yield f"{name}, {layout}", float(apart.max())
 
 
 def refused(mesh: Any) -> Iterator[tuple[str, str]]:
