@@ -60,8 +60,12 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
         return None
     found: list[Any] = [kind]
     for part in parts:
-        if type(part) in _PLAIN:
+        own_kind = type(part)
+        if own_kind in _PLAIN:
             found.append(part)
+        elif own_kind is Tensor or own_kind is Parameter:  # as above, for most parts
+            tensors.append(part)
+            found.append((part.shape, part.stride(), part.dtype, part.device, part.requires_grad))
         elif (own := structure_of(part, tensors)) is not None:
             found.append(own)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -34,12 +35,14 @@ from relpos.core.terms.rotations import turned_by_each
 
 def _on_content(term: Term) -> bool:
     """Whether `Call.rotated` applies a term to q and k."""
-    return isinstance(term, Rotation | QueryBias) or (isinstance(term, QueryScale) and term.meets_content)
+    if isinstance(term, QueryScale):
+        return term.meets_content
+    return isinstance(term, PairRotations | Rotation | QueryBias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # frozen it would take three times as long to make, and every call is made twice
 class Call:
-    """The arguments of one call, complete and consistent.
+    """The arguments of one call, complete and consistent. Only `prepared` is ever set later.
 
     Attributes:
         q: `[B, H, N, D]`; k: `[B, G, M, D]`; v: `[B, G, M, V]`, H a multiple of G, one dtype and device.
@@ -54,6 +57,7 @@ class Call:
             for dropout.
         others: what else its rows attend to under the same softmax, one call for each other rotation (`PairRotations`).
         is_part: whether it is one of several under one softmax. The results that its backward gets are those of all.
+        prepared: what an engine's forward leaves to its backward, beside the tensors that autograd saves; or None.
     """
 
     q: Float[Tensor, "B H N D"]
@@ -71,6 +75,7 @@ class Call:
     tokens: Int[Tensor, "C n"] | None = None
     others: tuple[Call, ...] = ()
     is_part: bool = False
+    prepared: Any = None
 
     @property
     def groups(self) -> int:
@@ -98,6 +103,11 @@ class Call:
                 return None
             only = term
         return None if only is None or only.lines.layout.kind == "irregular" else only
+
+    @property
+    def has_content_terms(self) -> bool:
+        """Whether `rotated` applies some term to q and k."""
+        return any(map(_on_content, self.terms.items))
 
     def seeded(self) -> Call:
         """This call with a seed from PyTorch's generator, where it has dropout. Asking about a call draws none."""
@@ -129,13 +139,10 @@ class Call:
             rotate: what applies the rotation, for an engine that has its own.
             turned: of `content`.
         """
-        on_content = False
-        for term in self.terms.items:
-            if isinstance(term, PairRotations):
-                return self._rotated_by_pair(rotate)
-            on_content = on_content or _on_content(term)
-        if not on_content:
+        if not self.has_content_terms:
             return self
+        if self.terms.one(PairRotations) is not None:
+            return self._rotated_by_pair(rotate)
         q, k, v = self.q, self.k, self.v
         plain_q = plain_k = None
         rotation = self.terms.one(Rotation)

@@ -8,8 +8,9 @@ is not differentiable: a second derivative raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -154,8 +155,11 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
+        or not set(map(type, tensors)) <= _OWN
     )
+
+
+_OWN = {Tensor, torch.nn.Parameter}
 
 
 Saved = Sequence[Any]
@@ -163,27 +167,37 @@ Saved = Sequence[Any]
 _StepBack = Callable[[Call, list[Tensor], Saved, list[int]], list[Tensor]]
 """Takes a call, its tensors, what `Saved` has and which tensors want gradients: these gradients."""
 
-_LEADING = 4
+_LEADING = 2
 """Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
+
+
+class _Way(NamedTuple):
+    """How calls of one structure are computed by an autograd node."""
+
+    forward: RunForward
+    step_back: _StepBack
+    form: CallForm
+
+    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp, with a gradient."""
+        out, lse = _Node.apply(self, call, *self.form.tensors(call))  # type: ignore[no-untyped-call]
+        return out, lse
+
+    def learns(self, call: Call) -> bool:
+        """Whether a gradient is wanted, now."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in self.form.tensors(call))
 
 
 class _Node(torch.autograd.Function):
     """A call in eager mode. It saves the call's tensors and its lines, which hold a cache, but not the call."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        forward: RunForward,
-        step_back: _StepBack,
-        form: CallForm,
-        call: Call,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = forward(call)
+    def forward(ctx: Any, way: _Way, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = way.forward(call)
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
-        ctx.step_back, ctx.form, ctx.lines = step_back, form, form.lines(call)
+        ctx.way, ctx.lines, ctx.prepared = way, way.form.lines(call), call.prepared
         return out, lse
 
     @staticmethod
@@ -192,8 +206,9 @@ class _Node(torch.autograd.Function):
         d_out = torch.zeros_like(out) if d_out is None else d_out
         needs_gradient = ctx.needs_input_grad[_LEADING:]
         needed = [index for index, wanted in enumerate(needs_gradient) if wanted]
-        call = ctx.form.call(tensors, ctx.lines)
-        found = iter(ctx.step_back(call, tensors, (out, lse, d_out, d_lse), needed))
+        call = ctx.way.form.call(tensors, ctx.lines)
+        call.prepared = ctx.prepared
+        found = iter(ctx.way.step_back(call, tensors, (out, lse, d_out, d_lse), needed))
         return *(None,) * _LEADING, *(next(found) if wanted else None for wanted in needs_gradient)
 
 
@@ -217,7 +232,8 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        return _by_node(self._forward, self._stepping_back(self._backward), form, call)
+        way = _Way(self._forward, self._stepping_back(self._backward), form)
+        return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
         """A function for calls of one structure in eager mode, when nothing is active that only sees operators.
@@ -225,7 +241,7 @@ class Operator:
         Args:
             prepare: makes forward and backward from the first such call; default those of this operator.
         """
-        ready: tuple[RunForward, _StepBack, CallForm] | None = None
+        ready: RunForward | None = None
 
         def compute(call: Call) -> tuple[Tensor, Tensor]:
             nonlocal ready
@@ -233,9 +249,12 @@ class Operator:
                 forward, backward = self._forward, self._backward
                 if prepare is not None:
                     forwards, backwards = zip(*map(prepare, call.each()), strict=True)
-                    forward, backward = of_each(*forwards), back_of_each(*backwards)
-                ready = forward, self._stepping_back(backward), CallForm(call)
-            return _by_node(*ready, call)
+                    forward, backward = forwards[0], backwards[0]
+                    if call.others:
+                        forward, backward = of_each(*forwards), back_of_each(*backwards)
+                way = _Way(forward, self._stepping_back(backward), CallForm(call))
+                ready = way.run if way.learns(call) else forward
+            return ready(call)
 
         return compute
 
@@ -252,21 +271,11 @@ class Operator:
         *results, d_lse = saved
         if torch.is_grad_enabled() or _seen_by_operators((*tensors, *results)):  # create_graph, compiled autograd
             saved = *results, torch.zeros_like(results[1]) if d_lse is None else d_lse
-            packed, *others = pack(call)
+            packed, *others = pack(replace(call, prepared=None))
             indices = [next(at for at, x in enumerate(packed) if x is tensors[index]) for index in needed]
             found: list[Tensor] = self._attend_backward(packed, *others, *saved, indices)
             return found
         return _gradients(backward, tensors, call, saved, needed)
-
-
-def _by_node(forward: RunForward, step_back: _StepBack, form: CallForm, call: Call) -> tuple[Tensor, Tensor]:
-    if not torch.is_grad_enabled():
-        return forward(call)
-    tensors = form.tensors(call)
-    if not any(x.requires_grad for x in tensors):
-        return forward(call)
-    out, lse = _Node.apply(forward, step_back, form, call, *tensors)  # type: ignore[no-untyped-call]
-    return out, lse
 
 
 def _gradients(

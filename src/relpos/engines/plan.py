@@ -59,16 +59,12 @@ class Plan:
     Attributes:
         engine: that computes them, to be named.
         scale: the factor on the content product.
-        hides_tokens: whether the mask may hide tokens from all others; what they hold must not matter, not even NaN.
-        compute: what the engine does for these calls.
-        turns_values: whether a `Rotation` turns values, and the output back: engines turn queries and keys alone.
+        compute: what is done for these calls.
     """
 
     engine: Engine
     scale: float
-    hides_tokens: bool
     compute: Compute
-    turns_values: bool = False
 
     def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
         """Output and log-sum-exp."""
@@ -76,24 +72,9 @@ class Plan:
         if given.dropout > 0:
             call = call.seeded()
         if not given.autocast:
-            return self._compute(call)
+            return self.compute(call)
         with without_autocast(call.q.device):
-            return self._compute(call)
-
-    def _compute(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        if not self.hides_tokens:
-            return self._turned(call, self.compute)
-        shown = without_unseen(call)
-        if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
-            return self._turned(shown, self.engine.run)
-        return self._turned(shown, self.compute)
-
-    def _turned(self, call: Call, compute: Compute) -> tuple[Tensor, Tensor | None]:
-        rotation = call.terms.one(Rotation) if self.turns_values else None
-        if rotation is None:
-            return compute(call)
-        output, lse = compute(replace(call, v=rotation.turn_values(call.v)))
-        return rotation.turn_back(output), lse
+            return self.compute(call)
 
 
 def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
@@ -109,11 +90,43 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
     compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
     if structure is not None and compute == engine.run:
         compute = engine.plan(call)
+    run: Compute = engine.run
     rotation = call.terms.one(Rotation)
-    plan = Plan(engine, call.scale, hides_tokens, compute, rotation is not None and rotation.values)
+    if rotation is not None and rotation.values:
+        compute, run = _turning_values(compute), _turning_values(run)
+    if hides_tokens:
+        compute = _hiding_tokens(compute, run)
+    plan = Plan(engine, call.scale, compute)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan
+
+
+def _turning_values(compute: Compute) -> Compute:
+    """The same for a `Rotation` that turns values, and the output back: engines turn queries and keys alone."""
+
+    def turned(call: Call) -> tuple[Tensor, Tensor | None]:
+        rotation = call.terms.of(Rotation)[0]
+        output, lse = compute(replace(call, v=rotation.turn_values(call.v)))
+        return rotation.turn_back(output), lse
+
+    return turned
+
+
+def _hiding_tokens(compute: Compute, run: Compute) -> Compute:
+    """The same where the mask may hide tokens from all others: what these hold must not matter, not even NaN.
+
+    Args:
+        compute: for calls as they are. run: for those in which tokens were hidden, whose structure is another.
+    """
+
+    def hidden(call: Call) -> tuple[Tensor, Tensor | None]:
+        shown = without_unseen(call)
+        if shown is not call and call.q.is_cpu:  # where it is asked whether anything must be hidden
+            return run(shown)
+        return compute(shown)
+
+    return hidden
 
 
 _MOST = 1024

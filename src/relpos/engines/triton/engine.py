@@ -133,7 +133,7 @@ class Triton(Engine):
         from relpos.engines.triton.rotation import rotate
 
         planned = _attend.planned(_prepared)
-        return lambda call: planned(call.rotated(rotate))
+        return (lambda call: planned(call.rotated(rotate))) if call.has_content_terms else planned
 
     def run(self, call: Call) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
         """Output and log-sum-exp."""

@@ -101,7 +101,7 @@ def forward(
 
 @triton.jit
 def backward_rows(
-    delta, shift, out, up, lse, d_lse, size,
+    out, up, lse, d_lse, size,
     V: tl.constexpr, V_PAD: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """The delta of ROWS queries of one head, <output, its gradient> - d_lse (or 0), and their shift."""
@@ -111,13 +111,13 @@ def backward_rows(
     upstream = rows(up.at + batch64 * up.at_b + head64 * up.at_h, start, size.n, up.at_n, ROWS, V, V_PAD)
     output = rows(out + batch_head * size.n * V, start, size.n, V, ROWS, V, V_PAD)
     qi = start + tl.arange(0, ROWS)
-    read, written = batch_head * size.n + qi, batch_head * up.count + qi
+    read, written = batch_head * size.n + qi, up.sums + batch_head * 2 * up.count + qi
     row_delta = tl.sum(upstream.to(SUM) * output.to(SUM), axis=1)
     if d_lse is not None:
         row_delta -= tl.load(d_lse + read, mask=qi < size.n, other=0.0)
     sums = tl.load(lse + read, mask=qi < size.n, other=0.0)
-    tl.store(delta + written, row_delta, mask=qi < up.count)
-    tl.store(shift + written, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=qi < up.count)
+    tl.store(written, tl.where(sums == NEGATIVE, 0.0, sums * UNIT), mask=qi < up.count)
+    tl.store(written + up.count, row_delta, mask=qi < up.count)
 
 
 @triton.jit

@@ -49,6 +49,8 @@ class Launches:
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
         self.factor_at = kinds.index(QueryScale) if QueryScale in kinds else None
         self.has_vectors = LineVectors in kinds or AxisVectors in kinds
+        self.keeps_bias = self.factor_at is None and not self.low_rank_at
+        """Whether the bias of the forward is kept for the backward: a table is short, other numbers are many."""
         self.tested = call.mask is not None
         plain = call.mask is None or call.mask.is_interval
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None

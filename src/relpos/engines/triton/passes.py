@@ -36,6 +36,7 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
     lse = q.new_empty((batch, heads, n), dtype=launches.wide)
     allowed, queries, _ = launches.allowed(call)
     qkv, bias = launches.qkv(call), launches.bias(call)
+    call.prepared = bias if launches.keeps_bias else None
     given = qkv, bias, allowed, queries
     varying = launches.once("given", lambda: Alignment(*given))(*given)
     common = launches.size, bias, allowed, queries, launches.dropout(call)
@@ -61,7 +62,7 @@ def backward(
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
     allowed, of_queries, of_keys = launches.allowed(call)
-    dropout, qkv, bias = launches.dropout(call), launches.qkv(call), launches.bias(call)
+    dropout, qkv, bias = launches.dropout(call), launches.qkv(call), call.prepared or launches.bias(call)
     kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
     if windows.serves(launches, call, gradients):
         read = (out, lse, d_lse, d_out), qkv, bias, allowed
@@ -71,14 +72,12 @@ def backward(
         return
     most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
     count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row
-    shift, delta = lse.new_empty((2, launches.batch, launches.heads, count)).unbind()
-    up = tiles.Upstream(*with_strides(d_out), shift, delta, count)
+    sums = lse.new_empty((launches.batch, launches.heads, 2, count))
+    up = tiles.Upstream(*with_strides(d_out), sums, count)
     rows = up, qkv, launches.size, bias, allowed
     given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
     varying = kind, launches.once(kind, lambda: Alignment(*given))(*given), up[1:4]
-    launches.once("rows", lambda: _rows(launches, count))(
-        up.delta, up.shift, out, up, lse, d_lse, launches.size, varying=varying
-    )
+    launches.once("rows", lambda: _rows(launches, count))(out, up, lse, d_lse, launches.size, varying=varying)
     scale = launches.factor(call)
     learned = scale is not None and gradients.wants(scale.factor)
     vectors = CallVectors.of(call, launches, d_out)
@@ -131,7 +130,7 @@ def backward(
     sinks = launches.sinks(call)
     if sinks is not None and gradients.wants(sinks.logits):
         shift = torch.where(lse == -torch.inf, torch.inf, lse)
-        share = -torch.exp(sinks.rows(launches.wide).detach() - shift) * up.delta[:, :, : launches.n]
+        share = -torch.exp(sinks.rows(launches.wide).detach() - shift) * sums[:, :, 1, : launches.n]
         gradients.add(
             sinks.logits, share.sum_to_size(sinks.logits.shape) if sinks.of_queries else share.sum(dim=(0, 2))
         )

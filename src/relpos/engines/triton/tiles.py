@@ -43,15 +43,15 @@ class QKV(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradient of the output with its strides, and for each row its delta and its shift: the log-sum-exp times
-    UNIT, or 0 if the row sees nothing. A head has `count` of each, more than rows, so that no tile ends beyond them."""
+    """The gradient of the output with its strides, and `sums`: of each head the shift of every row, the log-sum-exp
+    times UNIT or 0 if the row sees nothing, then the delta of every row. There are `count` of each, more than rows, so
+    that no tile ends beyond them."""
 
     at: Any
     at_b: Any
     at_h: Any
     at_n: Any
-    shift: Any
-    delta: Any
+    sums: Any
     count: Any
 
 
@@ -377,5 +377,5 @@ def write(
 @triton.jit
 def sums_of_rows(up, line, start, SIZE: tl.constexpr):
     """The shift and the delta of each row."""
-    at = line * up.count + start + tl.arange(0, SIZE)
-    return tl.load(up.shift + at), tl.load(up.delta + at)
+    at = up.sums + line * 2 * up.count + start + tl.arange(0, SIZE)
+    return tl.load(at), tl.load(at + up.count)

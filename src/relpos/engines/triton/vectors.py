@@ -139,7 +139,7 @@ class CallVectors:
     @classmethod
     def of(cls, call: Call, launches: Launches, upstream: Tensor | None = None) -> CallVectors | None:
         """Those of a call, or None."""
-        sets = sets_of(call)
+        sets = sets_of(call) if launches.has_vectors else []
         return cls(call, sets, launches, upstream) if sets else None
 
     def _parts(self) -> list[Rectangle]:
