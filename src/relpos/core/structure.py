@@ -54,8 +54,7 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
     elif kind is tuple:
         parts = x
     elif (names := OWN.get(kind)) is not None:
-        attributes = x.__dict__
-        parts = [attributes[name] for name in names]
+        parts = map(x.__dict__.__getitem__, names)
     else:
         return None
     found: list[Any] = [kind]

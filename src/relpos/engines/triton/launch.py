@@ -44,6 +44,7 @@ class Launches:
         line = self.line(call)
         self.layout = None if line is None else line.lines.layout
         self.few = line is not None and are_few(line.lines)
+        self.affine = self.layout is not None and self.layout.kind == "affine"
         self.pad = 0 if self.layout is None else grids.padding(self.layout, spans.COARSE)
         self.low_rank_at = [index for index, kind in enumerate(kinds) if kind is LowRank]
         self.sinks_at = kinds.index(Sinks) if Sinks in kinds else None
@@ -84,22 +85,24 @@ class Launches:
 
     def bias(self, call: Call) -> tiles.Bias:
         """The table of a call, its lines, and its biases of low rank."""
-        line, found = self.line(call), self.low_rank(call)
-        if line is None and not found and not self.has_vectors:
-            return _NO_BIAS
-        scale = self.factor(call)
-        factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
-        rest = (*factor, tuple([self._ranks(term) for term in found]), self.inverse)
+        line = self.line(call)
+        rest = _NOTHING_BESIDE if self.keeps_bias else self._beside_table(call)
         if line is None:
             return tiles.Bias(*_NO_TABLE, *rest)
         values = line.values
         kernel, size, head, place = self.once("padded", lambda: self._table(line))
         table = torch.empty(size, dtype=self.wide, device=self.device)
         kernel(table, values, *values.stride(), values.shape[1], varying=values.data_ptr() % 16)
-        if line.lines.layout.kind == "affine":
+        if self.affine:
             return tiles.Bias(table, head, None, 0, None, 0, *place, *rest)
         query, key = in_32_bits(line.lines)
         return tiles.Bias(table, head, query, batch_stride(query), key, batch_stride(key), *place, *rest)
+
+    def _beside_table(self, call: Call) -> tuple[Any, ...]:
+        """The factor of the bias with its strides, and the biases of low rank."""
+        scale = self.factor(call)
+        factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
+        return *factor, tuple([self._ranks(term) for term in self.low_rank(call)]), self.inverse
 
     def _table(self, line: LineBias) -> tuple[Kernel, tuple[int, int], int, tuple[int, ...]]:
         """The kernel that pads the values; the size of what it writes; a stride of heads; and where entries are."""
@@ -221,7 +224,7 @@ _CLASSES = (64, 128, 256)
 _ENTRIES = 1024
 """Numbers of a table that a program of `padded` writes."""
 _NO_TABLE = (None, 0, None, 0, None, 0, 0, 0, 0, 0)
-_NO_BIAS = tiles.Bias(*_NO_TABLE, None, 0, 0, (), None)
+_NOTHING_BESIDE = (None, 0, 0, (), None)
 _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
 

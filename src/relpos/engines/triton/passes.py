@@ -70,14 +70,13 @@ def backward(
         common = qkv, launches.size, bias, allowed, dropout
         windows.backward(launches, call, out, lse, d_out, d_lse, common, gradients, varying)
         return
-    most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
-    count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row
+    of_rows, count = launches.once("rows", lambda: _rows(launches))
     sums = lse.new_empty((launches.batch, launches.heads, 2, count))
     up = tiles.Upstream(*with_strides(d_out), sums, count)
     rows = up, qkv, launches.size, bias, allowed
     given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
     varying = kind, launches.once(kind, lambda: Alignment(*given))(*given), up[1:4]
-    launches.once("rows", lambda: _rows(launches, count))(out, up, lse, d_lse, launches.size, varying=varying)
+    of_rows(out, up, lse, d_lse, launches.size, varying=varying)
     scale = launches.factor(call)
     learned = scale is not None and gradients.wants(scale.factor)
     vectors = CallVectors.of(call, launches, d_out)
@@ -86,9 +85,9 @@ def backward(
         return vectors is not None and vectors.learns(gradients, side)
 
     ranks = launches.low_rank(call)
-    sides = [term.query for term in ranks], [term.key for term in ranks]
-    d_sides = [_targets(side, launches, gradients) for side in sides]
-    wanted = [tuple(map(gradients.wants, side)) for side in sides]
+    sides = [[term.query for term in ranks], [term.key for term in ranks]] if ranks else []
+    d_sides = [_targets(side, launches, gradients) for side in sides] or [(), ()]
+    wanted = [tuple(map(gradients.wants, side)) for side in sides] or [(), ()]
     d_q = d_k = d_v = d_factor = None
     in_dtype = None if vectors is None else launches.wide
     if gradients.wants(call.q) or learned or learns("query") or any(wanted[0]):
@@ -122,7 +121,7 @@ def backward(
         gradients.add(x, gradient)
     if scale is not None and d_factor is not None:
         gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
-    for side, found in zip(sides, d_sides, strict=True):
+    for side, found in zip(sides, d_sides, strict=False):
         _add(gradients, side, found)
     line = launches.line(call)
     if line is not None and gradients.wants(line.values):
@@ -189,7 +188,10 @@ def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.Ti
     return {**tests, "TESTED": tests["TESTED"] or prefixes}
 
 
-def _rows(launches: Launches, count: int) -> Kernel:
+def _rows(launches: Launches) -> tuple[Kernel, int]:
+    """The kernel of the rows' sums, and how many of each kind a head has: see `tiles.Upstream`."""
+    most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
+    count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row
     constants = {name: launches.constants[name] for name in ("V", "V_PAD", "UNIT", "SUM")}
     grid = (cdiv(count, _ROWS) * launches.batch * launches.heads,)
-    return Kernel(kernels.backward_rows, grid, {**constants, "ROWS": _ROWS})
+    return Kernel(kernels.backward_rows, grid, {**constants, "ROWS": _ROWS}), count
