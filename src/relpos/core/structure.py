@@ -35,19 +35,15 @@ class _Hashed:
 
 
 def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
-    """The structure of a tensor, terms or a mask; None if a part has none: a function, a tensor of another class, or a
-    tree that another library registered.
+    """The structure of a tuple, terms or a mask, of its tensors the shape, strides, dtype, device and whether they
+    require a gradient. None if a part has none: a function, a tensor of another class, or a tree that another library
+    registered.
 
     Args:
-        x: a tensor (shape, strides, dtype, device and whether it requires a gradient), or a registered tree.
+        x: a tuple or a registered tree.
         tensors: the tensors found are appended, except those of lines.
     """
     kind = type(x)
-    if kind is Tensor or kind is Parameter:
-        tensors.append(x)
-        return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
-    if kind is Lines:  # lines never change, and are most of a call
-        return x.__dict__.get("_structure") or _of_lines(x)
     parts: Iterable[Any]
     if kind is Terms:
         parts = x.items
@@ -59,16 +55,17 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
         return None
     found: list[Any] = [kind]
     for part in parts:
-        own_kind = type(part)
-        if own_kind in _PLAIN:
-            found.append(part)
-        elif own_kind is Tensor or own_kind is Parameter:  # as above, for most parts
+        kind = type(part)
+        if kind is Tensor or kind is Parameter:
             tensors.append(part)
             found.append((part.shape, part.stride(), part.dtype, part.device, part.requires_grad))
-        elif (own := structure_of(part, tensors)) is not None:
+        elif kind in _PLAIN:
+            found.append(part)
+        else:  # lines never change, and are most of a call
+            own = part.__dict__.get("_structure") or _of_lines(part) if kind is Lines else structure_of(part, tensors)
+            if own is None:
+                return None
             found.append(own)
-        else:
-            return None
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ from relpos.core.checks import (
     broadcasts,
     dtype_under_autocast,
     fail,
+    is_dense,
     require_computed,
     require_flag,
     require_number,
@@ -68,7 +69,8 @@ class Arguments:
         states: HiddenStates | None = None,
     ) -> None:
         for name, x in (("q", q), ("k", k), ("v", v)):
-            _check_tensor(x, name)
+            if not (isinstance(x, Tensor) and x.dim() == 4 and x.dtype in COMPUTED and is_dense(x)):
+                _refuse(x, name)
         require_probability(dropout, "dropout")
         require_flag(return_lse, "return_lse")
         if scale is not None:
@@ -107,10 +109,10 @@ class Arguments:
         return Call(q, k, v, terms, self.mask, scale, self.dropout, None, self.return_lse)
 
 
-def _check_tensor(x: Tensor, name: str) -> None:
+def _refuse(x: Tensor, name: str) -> None:
+    """Raise for what is no tensor of attention."""
     require_tensor(x, name, dims=4)
-    if x.dtype not in COMPUTED:
-        require_computed(x, name, f"Convert {name}, e.g. {name}.float().")
+    require_computed(x, name, f"Convert {name}, e.g. {name}.float().")
 
 
 def require_fit(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -38,18 +38,16 @@ def structure_of_call(given: Arguments, backend: str) -> Structure | None:
     if not may_cache(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
     tensors: list[Tensor] = []
-    found: list[Hashable] = [
-        given.dtype, given.autocast, torch.is_grad_enabled(), given.scale, given.dropout, given.return_lse, backend,
-    ]  # fmt: skip
-    for part in (q, given.k, given.v, given.terms, given.mask):
-        if part is not None:
-            own = structure_of(part, tensors)
-            if own is None:
-                return None
-            found.append(own)
+    parts = structure_of((q, given.k, given.v, given.terms, given.mask), tensors)
+    if parts is None:
+        return None
+    same: Hashable = None
     if len(set(map(id, tensors))) < len(tensors):  # what is saved for the gradient is saved once
-        found.append(tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors))
-    return tuple(found)
+        same = tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors)
+    return (
+        parts, same, given.dtype, given.autocast, torch.is_grad_enabled(), given.scale, given.dropout,
+        given.return_lse, backend,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

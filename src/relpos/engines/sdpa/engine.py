@@ -14,6 +14,7 @@ beside half q is refused or misread, pytorch 191612), and cuDNN's gradient under
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -53,7 +54,7 @@ def _by_strides(call: Call) -> Compute:
     line = strided_bias.readable(call)
     assert line is not None
     attend = strided_bias.Reading.of(call, line).attend
-    return lambda call: (attend(call.rotated()), None)
+    return _of_rotated(lambda call: (attend(call), None))(call)
 
 
 def _only_bias_on_cpu(call: Call) -> LineBias | None:
@@ -68,8 +69,12 @@ def _constant(call: Call) -> bool:
     return line is not None and not (torch.is_grad_enabled() and line.values.requires_grad)
 
 
+def _of_rotated(compute: Compute) -> Callable[[Call], Compute]:
+    """What prepares a function that takes calls whose rotation is applied."""
+    return lambda call: (lambda one: compute(one.rotated())) if call.has_content_terms else compute
+
+
 def _under_constant(call: Call) -> tuple[Tensor, None]:
-    call = call.rotated()
     line = call.terms.one(LineBias)
     assert line is not None
     bias = densify.expand_regular(line.values, line.lines)
@@ -87,7 +92,6 @@ def _learned(call: Call) -> bool:
 
 
 def _under_learned(call: Call) -> tuple[Tensor, None]:
-    call = call.rotated()
     line = call.terms.one(LineBias)
     assert line is not None
     return learned_bias.attend(call.q, call.k, call.v, line.values, line.lines, call.scale), None
@@ -200,8 +204,8 @@ class DenseSDPA(Engine):
     ways = (
         Way("products with each row of vectors, looked up for all pairs", _few_vectors, lambda call: _under_vectors),
         Way("a bias on lines, read as a strided view", _readable, _by_strides),
-        Way("a bias on lines, expanded to all pairs", _constant, lambda call: _under_constant),
-        Way("a learned bias on lines, in one autograd node", _learned, lambda call: _under_learned),
+        Way("a bias on lines, expanded to all pairs", _constant, _of_rotated(_under_constant)),
+        Way("a learned bias on lines, in one autograd node", _learned, _of_rotated(_under_learned)),
         Way("PyTorch's own kernel, without a tensor of pairs", _needs_no_mask_tensor, lambda call: _under_mask),
         Way("a mask of all pairs", lambda call: True, lambda call: _under_mask),
     )
