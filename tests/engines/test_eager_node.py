@@ -28,9 +28,11 @@ def made() -> list[Tensor]:
     return [torch.randn(shape, requires_grad=True) for shape in shapes]
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, values: Tensor, mask: Any = PACKED, beside: Any = None) -> Any:
+def call(
+    q: Tensor, k: Tensor, v: Tensor, values: Tensor, mask: Any = PACKED, beside: Any = None, backend: str = "streaming"
+) -> Any:
     terms = relpos.Terms(LineBias(values, LINE)) + (beside or relpos.Terms())
-    return attention(q, k, v, position=terms, mask=mask, backend="streaming")
+    return attention(q, k, v, position=terms, mask=mask, backend=backend)
 
 
 def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
@@ -117,9 +119,10 @@ def test_the_table_alone_may_learn() -> None:
     assert_same(alone, with_gradients(call(*tensors, values), [values]))
 
 
-def test_no_tensor_outlives_its_graph() -> None:
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_no_tensor_outlives_its_graph(backend: str) -> None:
     leaves = made()
-    output = call(*leaves)
+    output = call(*leaves, backend=backend)
     saved = [weakref.ref(x) for x in (output.grad_fn, *leaves)]
     gc.disable()
     try:
@@ -129,14 +132,36 @@ def test_no_tensor_outlives_its_graph() -> None:
         gc.enable()
 
 
+def test_a_table_is_padded_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward's serves the backward, also a second one."""
+    module = importlib.import_module("relpos.engines.triton.table_kernels")
+    kernel, launched = module.padded, []
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(module, "padded", Counted())
+    leaves = made()
+    output = call(*leaves, backend="triton").sum()
+    first, second = (torch.autograd.grad(output, leaves, retain_graph=True) for _ in range(2))
+    assert_same(list(first), list(second))
+    assert len(launched) == 1
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("rule", [False, True], ids=["a line", "a row rule beside it"])
-def test_a_mode_in_half_of_a_step_that_is_computed_again(where: str, rule: bool) -> None:
+@pytest.mark.parametrize(
+    ("rule", "backend"),
+    [(False, "streaming"), (True, "streaming"), (False, "triton")],
+    ids=["a line", "a row rule beside it", "a line, triton"],
+)
+def test_a_mode_in_half_of_a_step_that_is_computed_again(where: str, rule: bool, backend: str) -> None:
     """What is saved does not depend on who runs the call; a row rule checkpoints itself."""
     leaves, fire = made(), relpos.FIREBias(num_heads=HEADS)
 
     def run(*leaves: Tensor) -> Any:
-        return call(*leaves, mask="causal", beside=fire.terms(Sequence(N)) if rule else None)
+        return call(*leaves, mask="causal", beside=fire.terms(Sequence(N)) if rule else None, backend=backend)
 
     def seen(here: str) -> Any:
         return FlopCounterMode(display=False) if where == here else contextlib.nullcontext()
