@@ -101,6 +101,10 @@ def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[ast.AST, str]]:
     """Everything in the bodies of functions that may be mutated, and in which function it is."""
     if _left_out(node):
         return
+    if isinstance(node, ast.If) and _left_out(node.body[-1]):  # asks whether to raise, and what else to do
+        for child in node.orelse:
+            yield from _nodes(child, function)
+        return
     if isinstance(node, ast.FunctionDef):
         for child in node.body:
             yield from _nodes(child, node.name)

@@ -308,6 +308,7 @@ def test_mutants_are_valid_and_leave_messages_alone() -> None:
     found = mutants(source)
     assert len(found) > 1000
     assert {mutant.path for mutant in found} > {"relpos/core/mask.py", "relpos/engines/streaming/plan/hankel.py"}
+    assert not any("theirs.shape" in mutant.before for mutant in found), "an elif that asks whether to fail"
     for mutant in random.Random(0).sample(found, 100):
         text = (source / mutant.path).read_text()
         assert " ".join(text[mutant.start : mutant.stop].split()) == mutant.before != mutant.after

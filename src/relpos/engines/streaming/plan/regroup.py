@@ -32,7 +32,6 @@ from relpos.core import (
     LineVectors,
     LowRank,
     Mask,
-    Sequence,
     Sinks,
     Softcap,
     Term,
@@ -194,8 +193,7 @@ class Group:
             for size, stride in ramps:
                 entries = (entries[:, None] + torch.arange(1 - size, size) * stride).flatten()
             if len(entries.unique()) == len(entries):
-                sizes = [size for size, _ in ramps]
-                return lines(Sequence(*sizes) if len(sizes) == 1 else Grid(*sizes)), entries
+                return lines(Grid(*(size for size, _ in ramps))), entries
         layout = replace(line.layout, query=None, key=None)
         return Lines(query, key, line.origin, line.length, layout), None
 
