@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PARTS = {"tests": 150, "check": 60, "tiles": 140, "attention": 80, "short": 25, "retrofits": 85, "flex": 40}
 """In order, and their shares of the time."""
-TESTS = "tests/engines/test_gpu.py", "tests/engines/test_flex.py"
+TESTS = "tests/engines/test_gpu.py"
 _LINES = "RELPOS_GPU_LINES"
 """The environment variable that tells tests where to write."""
 
@@ -67,11 +67,12 @@ def tests(lines: Lines, asked: argparse.Namespace) -> None:
     limit = lines.left() - 2  # before this part is ended itself, which would not end pytest's processes
     began = time.monotonic()
     path = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", *TESTS, *["--co"] * asked.dry]
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:benchmark", "-m", "gpu", TESTS]
     command = [*pytest, "-n", str(asked.processes), "--dist", "worksteal"]
+    told = {"PYTHONPATH": path, _LINES: str(lines.path.absolute()), "RELPOS_GPU_TESTS_ON": _device(asked)}
     process = subprocess.Popen(
         [*command, "-p", "on_gpu", *(["-k", asked.tests] if asked.tests else [])], cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, _LINES: str(lines.path.absolute())}, start_new_session=True,
+        env={**os.environ, **told}, start_new_session=True,
     )  # fmt: skip
     try:
         status: int | None = process.wait(limit)

@@ -99,7 +99,7 @@ def test_a_report_says_which_borders_and_faults_were_found() -> None:
 
 @pytest.mark.slow
 def test_a_part_of_a_run_on_a_gpu_runs_on_a_cpu_too(tmp_path: Path, loaded: Loaded) -> None:
-    """In a process of its own. `on_gpu.py FOLDER --dry` runs all, in three minutes."""
+    """In a process of its own. `on_gpu.py FOLDER --dry` runs all, in ten minutes at most."""
     with warm_python(loaded, tmp_path, needs=["compiler"]) as python:
         command = [python, BENCHMARKS / "on_gpu.py", tmp_path, "--dry", "--parts", "flex", "--seconds", "40"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

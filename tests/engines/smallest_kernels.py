@@ -48,24 +48,27 @@ class Counted:
         return self.kernel[grid]
 
 
-def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int]]:
-    """A name, what the position says, the mask, query heads and key heads."""
+def calls() -> Iterator[tuple[str, relpos.Terms, Mask | None, int, int, int]]:
+    """A name, what the position says, the mask, tokens, query heads and key heads."""
     for name, where in (("odd length", Sequence(33, prefix=1)), ("grid", Grid(3, 11, prefix=1))):
         line = lines(where, device=DEVICE)
         values = torch.randn(2, line.length, device=DEVICE, requires_grad=True)
         turned = RotaryEmbedding(24, rotary_dim=20).to(DEVICE).terms(Sequence(34))
-        yield f"{name}, turned", LineBias(values, line) + turned, None, 2, 2
+        yield f"{name}, turned", LineBias(values, line) + turned, None, 34, 2, 2
         sinks = Sinks(torch.randn(2, device=DEVICE, requires_grad=True))
-        yield f"{name}, causal, a sink, grouped keys", LineBias(values, line) + sinks, Mask.causal(), 2, 1
+        yield f"{name}, causal, a sink, grouped keys", LineBias(values, line) + sinks, Mask.causal(), 34, 2, 1
         sides = torch.randn(2, 2, 34, 3, device=DEVICE, requires_grad=True)
-        yield f"{name}, low rank, causal", LineBias(values, line) + LowRank(*sides), Mask.causal(), 2, 1
+        yield f"{name}, low rank, causal", LineBias(values, line) + LowRank(*sides), Mask.causal(), 34, 2, 1
         packed = Mask.packed(torch.arange(34, device=DEVICE) // 9) & Mask.causal()
-        yield f"{name}, packed", relpos.Terms(LineBias(values, line)), packed, 2, 2
+        yield f"{name}, packed", relpos.Terms(LineBias(values, line)), packed, 34, 2, 2
     line = lines(Sequence(34), device=DEVICE)
     clipped = (torch.arange(line.length, device=DEVICE) - 33).clamp(-4, 4) + 4
     few, every = (torch.randn(2, count, 24, device=DEVICE, requires_grad=True) for count in (9, line.length))
     sides = (LineVectors(few, clipped, line, side) for side in ("query", "key", "value"))
-    yield "vectors, causal", relpos.Terms(*sides, LineVectors(every, None, line, "query")), Mask.causal(), 2, 1
+    yield "vectors, causal", relpos.Terms(*sides, LineVectors(every, None, line, "query")), Mask.causal(), 34, 2, 1
+    window = lines(Grid(5, 5), device=DEVICE)
+    values = torch.randn(2, window.length, device=DEVICE, requires_grad=True)
+    yield "windows of one tile", relpos.Terms(LineBias(values, window)), None, 25, 2, 2
 
 
 def main() -> int:
@@ -75,9 +78,9 @@ def main() -> int:
     for few, dtype in dict.fromkeys([(0, wide), (0, torch.bfloat16), (256, wide)]):
         limits.FEW = few
         plans.clear()  # they were made with another limit
-        for name, terms, mask, heads, groups in calls():
+        for name, terms, mask, tokens, heads, groups in calls():
             q, k, v = (
-                torch.randn(1, count, 34, 24, device=DEVICE, dtype=dtype, requires_grad=True)
+                torch.randn(1, count, tokens, 24, device=DEVICE, dtype=dtype, requires_grad=True)
                 for count in (heads, groups, groups)
             )
             output = attention(q, k, v, position=terms, mask=mask, dropout=0.1, backend="triton")
