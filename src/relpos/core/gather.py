@@ -198,7 +198,7 @@ def read(table: Float[Tensor, "R H"], rows: Rows) -> Float[Tensor, "H L"]:
         return table.T.clone(memory_format=torch.contiguous_format)
     if torch.compiler.is_compiling() or inside_transform():
         return lookup(table, rows.index).T
-    if _adds_in_order(table) or not (table.requires_grad and torch.is_grad_enabled()):
+    if table.is_cpu or not (table.requires_grad and torch.is_grad_enabled()):  # `_adds_in_order`
         return table.T.index_select(1, rows.index)  # the same, faster, and contiguous per head
     result: Tensor = _ReadRows.apply(table, rows)  # type: ignore[no-untyped-call]
     return result
