@@ -171,7 +171,7 @@ _LEADING = 2
 """Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
 
 
-class _Way(NamedTuple):
+class _ByNode(NamedTuple):
     """How calls of one structure are computed by an autograd node."""
 
     forward: RunForward
@@ -192,7 +192,7 @@ class _Node(torch.autograd.Function):
     """A call in eager mode. It saves the call's tensors and its lines, which hold a cache, but not the call."""
 
     @staticmethod
-    def forward(ctx: Any, way: _Way, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, way: _ByNode, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = way.forward(call)
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
@@ -232,7 +232,7 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = _Way(self._forward, self._stepping_back(self._backward), form)
+        way = _ByNode(self._forward, self._stepping_back(self._backward), form)
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -252,7 +252,7 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = _Way(forward, self._stepping_back(backward), CallForm(call))
+                way = _ByNode(forward, self._stepping_back(backward), CallForm(call))
                 ready = way.run if way.learns(call) else forward
             return ready(call)
 
