@@ -15,6 +15,7 @@ ended its exit status and the processor seconds that it took. Another line ends 
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -323,6 +324,7 @@ def _serve() -> None:
             for name in set(asked["needs"]) - loaded:
                 _LOADS[name]()
                 loaded.add(name)
+            gc.freeze()  # of a fork, every collection would walk all that was loaded, and copy its pages
         except Exception:
             print(json.dumps(traceback.format_exc()), file=answers)
             continue
@@ -330,6 +332,7 @@ def _serve() -> None:
         print(world, file=answers)
         if not asked["beside"]:
             spent = _wait(world, answers, spent)
+    gc.unfreeze()  # libraries say at the end what is left of theirs
 
 
 def _wait(process: int, answers: IO[str], before: float) -> float:
@@ -341,5 +344,6 @@ def _wait(process: int, answers: IO[str], before: float) -> float:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 1000)  # as in conftest.py: of compiling, Python's own takes a sixth
     importlib.import_module("relpos")
     _serve()
