@@ -186,7 +186,8 @@ def _load_compiler() -> None:
 def _load_models() -> None:
     from relpos.adapters.common.libraries import imported
 
-    imported("timm"), imported("transformers")
+    for name in ("timm", "transformers", "transformers.modeling_utils"):  # of the second, every model loads the third
+        imported(name)
 
 
 def _load_kernels() -> None:

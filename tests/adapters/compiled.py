@@ -6,21 +6,30 @@ loads their libraries once; `test_compiled.py` reads what it prints.
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from models_text import writer
+from models_text import inkling, inkling2, writer
 from replaced_models import ONE_LAYER, Family
 from torch import Tensor, nn
 
 import relpos
-from models import models, tokens
+from models import Model, models, tokens
 from relpos.adapters.common.libraries import imported
 from relpos.adapters.common.retrofitted import is_swapped, route
 
 TO_THE_END = ("timm ViT", "PyTorch")  # others are traced alone: most of the time is the compiler's
-RETROFITTED = ("t5 encoder, eager", "beit", "inkling", "inkling2")
+REPLACED = {**ONE_LAYER, "ViT": replace(ONE_LAYER["ViT"], position="learned")}
+"""ViT attends as GPT-2 does, which has a mechanism in attention."""
+_ONE: dict[str, Any] = {"num_hidden_layers": 1, "layer_types": ["hybrid"], "mlp_layer_types": ["dense"]}
+_TWO: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["hybrid_sliding", "hybrid"]}
+RETROFITTED = {name: models()[name] for name in ("t5 encoder, eager", "beit")} | {
+    "inkling": replace(models()["inkling"], build=partial(inkling, **_ONE)),
+    "inkling2": replace(models()["inkling2"], build=partial(inkling2, **_TWO)),
+}
+"""With each class of attention once; T5 hands the bias of its first layer on to the second."""
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
 
 
@@ -44,7 +53,11 @@ def _compare(model: Any, called: Callable[[Any], tuple[Tensor, ...]], backend: s
 
 
 def replaced(name: str, family: Family) -> None:
-    model = family.replaced().float()
+    model = family.replaced()
+    if name == "PyTorch":  # wrapped, too
+        peft = imported("peft")
+        model = peft.get_peft_model(model, _lora(peft, modules_to_save=["positions"])).eval()
+    model = model.float()
     for part in model.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False  # torch below 2.13 does not trace how transformers makes one
@@ -52,26 +65,24 @@ def replaced(name: str, family: Family) -> None:
     assert any("positions." in key for key, x in model.named_parameters() if x.grad is not None)
 
 
-def beside_lora(family: Family, target: str) -> None:
-    """Wrapped by PEFT it compiles; frozen at its start it warns while it is compiled, once."""
-    peft = imported("peft")
-    wrapped = peft.LoraConfig(target_modules=[target], modules_to_save=["positions"])
-    model = peft.get_peft_model(family.replaced(), wrapped).float().eval()
-    torch.testing.assert_close(family.called(compiled(model)), family.called(model), rtol=1e-4, atol=1e-4)
-    model = family.published()
+def _lora(peft: Any, **more: Any) -> Any:
+    return peft.LoraConfig(target_modules=["linear1"], **more)
+
+
+def frozen_beside_lora(family: Family) -> None:
+    """A mechanism that PEFT froze at its start warns while it is compiled, once."""
+    peft, model = imported("peft"), family.published()
     relpos.replace_position(model, family.position, **family.options)
-    step = compiled(peft.get_peft_model(model, peft.LoraConfig(target_modules=[target])).float().train())
+    step = compiled(peft.get_peft_model(model, _lora(peft)).float().train())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             family.called(step)
-    assert sum("keeps its initial values" in str(one.message) for one in caught) == 1, [
-        str(one.message) for one in caught
-    ]
+    said = [str(one.message) for one in caught]
+    assert sum("keeps its initial values" in one for one in said) == 1, said
 
 
-def retrofitted(name: str) -> None:
-    model = models()[name]
+def retrofitted(name: str, model: Model) -> None:
     module = model.made(torch.float32)
     relpos.retrofit(module, border=0, verify=False)
     routes = [route(one) for one in module.modules() if is_swapped(one)]
@@ -95,11 +106,11 @@ def attention_weights() -> None:
 
 def steps() -> Iterator[tuple[str, Callable[[], None]]]:
     """All that is compiled, by name."""
-    for name, family in ONE_LAYER.items():
+    for name, family in REPLACED.items():
         yield name, partial(replaced, name, family)
-    yield "beside LoRA", partial(beside_lora, ONE_LAYER["PyTorch"], "linear1")
-    for name in RETROFITTED:
-        yield f"{name}, retrofitted", partial(retrofitted, name)
+    yield "frozen beside LoRA", partial(frozen_beside_lora, REPLACED["PyTorch"])
+    for name, model in RETROFITTED.items():
+        yield f"{name}, retrofitted", partial(retrofitted, name, model)
     yield "attention weights", attention_weights
 
 

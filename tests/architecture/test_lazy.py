@@ -28,7 +28,7 @@ def told_by(statement: str, what: str) -> Any:
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules in memory after each of three imports, one after another in one fresh process, and then after a run
-    that ends once its data and its recipe are known."""
+    that ends once its data and its recipe are known; at last, the name of the suite."""
     statement = """
 import contextlib, io
 found = {}
@@ -39,6 +39,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()) 
     words = "train --position none --data text --accumulate 3 --out runs"
     sys.modules["relpos.cli"].main(words.split())
 found["relpos train"], found["relpos train says"] = sorted(sys.modules), [said.getvalue()]
+found["suite"] = [sys.modules["relpos"].testing.MechanismSuite.__name__]
 """
     return {name: set(modules) for name, modules in told_by(statement, "found").items()}
 
@@ -57,8 +58,8 @@ def test_import_relpos_loads_no_part_that_only_the_command_needs(loaded: dict[st
 
 
 def test_the_suite_is_there_when_asked_for_and_not_before(loaded: dict[str, set[str]]) -> None:
-    assert not {"pytest", "relpos.testing"} & loaded["relpos"]
-    assert told_by("import relpos", "relpos.testing.MechanismSuite.__name__") == "MechanismSuite"
+    assert not {"pytest", "relpos.testing"} & loaded["relpos train"]
+    assert loaded["suite"] == {"MechanismSuite"}
 
 
 def test_help_and_a_wrong_option_load_neither_torch_nor_relpos() -> None:

@@ -1,14 +1,15 @@
 """`relpos.testing` as another package uses it: outside this source tree, without its conftest and its folders."""
 
-import os
+import contextlib
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+from loaded import Loaded
+
+TESTS = str(Path(__file__).resolve().parents[1])
 
 PACKAGE = {
     "farther/__init__.py": "",
@@ -70,26 +71,38 @@ class TestAhead(TestBehind):
     declared = ()
     sampled = 1
 """,
-    "pytest.ini": "[pytest]\nfilterwarnings = error\n",
+    "pytest.ini": "[pytest]\nfilterwarnings =\n    error\n    ignore:Module already imported so cannot be rewritten\n",
 }
 
 
-def alone(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Python in a folder with nothing of this repository but the library on its path."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TRITON"))}
-    environment |= {"PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+FORGET = f"""
+import os, sys
+for name, module in list(sys.modules.items()):
+    if (getattr(module, "__file__", None) or "").startswith({TESTS!r}):
+        del sys.modules[name]
+sys.path[:] = [os.getcwd(), *(path for path in sys.path if not path.startswith({TESTS!r}))]
+for name in [name for name in os.environ if name.startswith(("PYTEST", "TRITON"))]:
+    del os.environ[name]
+"""
+
+
+def alone(loaded: Loaded, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Code in a folder, in a process that has PyTorch and the library, and forgets what else of this repository."""
+    with contextlib.chdir(folder):
+        return loaded.run("-c", FORGET + code)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str | None]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, loaded: Loaded) -> dict[str, dict[str, str | None]]:
     """Of a run of the package's tests: class to test to the message of its failure, None where it passed."""
     folder = tmp_path_factory.mktemp("package")
     for name, text in PACKAGE.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    done = alone(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=outcomes.xml", "checks")
+    words = ["-q", "-p", "no:cacheprovider", "--junitxml=outcomes.xml", "checks"]
+    done = alone(loaded, folder, f"import pytest\nraise SystemExit(int(pytest.main({words!r})))")
     assert done.returncode == 1, f"failures were expected, and errors were not:\n{done.stdout}{done.stderr}"
+    assert (folder / "outcomes.xml").exists(), done.stderr
     found: dict[str, dict[str, str | None]] = {}
     for case in ElementTree.parse(folder / "outcomes.xml").iter("testcase"):
         assert case.find("skipped") is None, f"{case.get('name')} is skipped"
@@ -140,9 +153,9 @@ def test_a_wrong_sign_fails_and_is_said(outcomes: dict[str, dict[str, str | None
 
 
 @pytest.mark.slow
-def test_without_pytest_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_pytest_one_line_says_what_to_install(tmp_path: Path, loaded: Loaded) -> None:
     code = "import sys; sys.modules['pytest'] = None; import relpos; print('relpos is there'); import relpos.testing"
-    done = alone(tmp_path, "-c", code)
+    done = alone(loaded, tmp_path, code)
     assert done.stdout == "relpos is there\n"
     last = 'ModuleNotFoundError: relpos.testing needs pytest; install it with: pip install "relpos[test]"'
     assert done.stderr.splitlines()[-1] == last

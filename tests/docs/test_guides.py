@@ -1,20 +1,19 @@
 """The guides: the code of each page runs from top to bottom, and prints or raises what stands below it."""
 
-import contextlib
-import doctest
-import io
 import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import guides
 import pytest
 import torch
-from guides import ERROR, PAGES, blocks
+from guides import PAGES
 
-SLOW = {"compare", "compile", "retrofit"}
-"""They train models, compile, and import transformers."""
+from loaded import Loaded
+
+APART = {"compare": "train", "compile": "compiler", "retrofit": "models"}
+"""What those need that train, compile, and import transformers: they run in a process that has it already."""
 
 
 @pytest.fixture
@@ -30,39 +29,22 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def run(code: str, names: dict[str, Any], where: str) -> str:
-    """What a block prints, or the line of the error that ends it."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile(code, where, "exec"), names)
-        except Exception as error:
-            printed.write(f"{type(error).__name__}: {error}\n")
-    return printed.getvalue()
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by the compiler, of its own
 @pytest.mark.usefixtures("unchecked", "timm", "_one_process")
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES]
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in APART], ids=lambda page: page.stem)
 def test_the_code_of_a_guide_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.stem in SLOW:
-        from relpos.adapters.common.libraries import imported
-
-        imported("transformers")
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    same = doctest.OutputChecker().check_output
-    for line, code, shown in blocks(page):
-        where = f"{page.name}:{line}"
-        printed = run(code, names, where)
-        if ERROR.match(printed) and not ERROR.match(shown):
-            pytest.fail(f"{where} ends with {printed}")
-        if shown:
-            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-            assert same(shown, printed, flags), f"{where} shows\n{shown}\nand prints\n{printed}"
+    guides.check(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stem", "needs"), APART.items())
+def test_the_code_of_a_long_guide_does_what_it_says(
+    stem: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: Loaded
+) -> None:
+    (page,) = (page for page in PAGES if page.stem == stem)
+    monkeypatch.chdir(tmp_path)
+    done = loaded.run(guides.__file__, page, needs=[needs])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

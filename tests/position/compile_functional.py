@@ -44,7 +44,7 @@ for name, x in mechanism.named_parameters():
 class Stack(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.position = mechanism
+        self.position = mechanism.mechanisms[0] + mechanism.mechanisms[2]
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
