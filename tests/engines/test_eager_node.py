@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import relpos
 from relpos import LineBias, Mask, Positions, Sequence, attention, lines
 from relpos.engines import operators
+from relpos.engines.arguments import Arguments
+from relpos.engines.packing import CallForm
+from relpos.engines.triton.engine import TRITON
 
 N, HEADS, WIDTH = 12, 2, 8
 LINE, PACKED = lines(Sequence(N)), Mask.packed(torch.arange(N) // 5)
@@ -148,6 +152,35 @@ def test_a_table_is_padded_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (torch.autograd.grad(output, leaves, retain_graph=True) for _ in range(2))
     assert_same(list(first), list(second))
     assert len(launched) == 1
+
+
+def test_weights_that_changed_before_a_layer_is_computed_again() -> None:
+    """Its gradients are those of the new weights, all of them: nothing of the first run is left in its node."""
+    *tensors, values = made()
+    found = []
+    for backend in ("triton", "reference"):
+        weights = values.detach().clone().requires_grad_()
+
+        def layer(*tensors: Tensor, weights: Tensor = weights, backend: str = backend) -> Tensor:
+            output: Tensor = call(*tensors, 2 * weights, mask=None, backend=backend)
+            return output
+
+        output = checkpoint(layer, *tensors, use_reentrant=False)
+        with torch.no_grad():
+            weights.neg_()
+        found.append(torch.autograd.grad(output.square().sum(), [*tensors, weights]))
+    torch.testing.assert_close(*found)
+
+
+def test_what_a_forward_leaves_to_its_backward_is_no_part_of_a_call() -> None:
+    q, k, v, values = (x.detach() for x in made())
+    one = Arguments(q, k, v, LineBias(values, LINE)).call()
+    packed, tensors = operators.pack(one), CallForm(one).tensors(one)
+    TRITON.run(one)
+    assert one.prepared is not None
+    assert replace(one, q=k).prepared is None  # of other tensors it would be wrong
+    assert operators.pack(one)[1:] == packed[1:]
+    assert list(map(id, CallForm(one).tensors(one))) == list(map(id, tensors))
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

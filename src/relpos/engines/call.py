@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +42,8 @@ def _on_content(term: Term) -> bool:
 
 @dataclass(eq=False)  # frozen it would take three times as long to make, and every call is made twice
 class Call:
-    """The arguments of one call, complete and consistent. Only `prepared` is ever set later.
+    """The arguments of one call, complete and consistent. Only `prepared` is ever set later: it is no field, so that no
+    copy with other tensors has it, and nothing that goes through the fields of a call, as `packing`, sees it.
 
     Attributes:
         q: `[B, H, N, D]`; k: `[B, G, M, D]`; v: `[B, G, M, V]`, H a multiple of G, one dtype and device.
@@ -75,7 +76,7 @@ class Call:
     tokens: Int[Tensor, "C n"] | None = None
     others: tuple[Call, ...] = ()
     is_part: bool = False
-    prepared: Any = None
+    prepared = cast("Any", None)
 
     @property
     def groups(self) -> int:

@@ -8,7 +8,6 @@ is not differentiable: a second derivative raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from relpos.core import at_least_float32
 from relpos.core.checks import without_autocast
-from relpos.core.private import inside_forward_mode, inside_transform
+from relpos.core.private import hooks_on_saved_tensors, inside_forward_mode, inside_transform
 from relpos.engines.call import Call
 from relpos.engines.packing import CallForm, Packed, pack, unpack
 
@@ -197,7 +196,9 @@ class _Node(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
-        ctx.way, ctx.lines, ctx.prepared = way, way.form.lines(call), call.prepared
+        ctx.way, ctx.lines = way, way.form.lines(call)
+        # Hooks may give other tensors back, as those of a checkpoint do once its weights have changed.
+        ctx.prepared = None if hooks_on_saved_tensors() else call.prepared
         return out, lse
 
     @staticmethod
@@ -271,7 +272,7 @@ class Operator:
         *results, d_lse = saved
         if torch.is_grad_enabled() or _seen_by_operators((*tensors, *results)):  # create_graph, compiled autograd
             saved = *results, torch.zeros_like(results[1]) if d_lse is None else d_lse
-            packed, *others = pack(replace(call, prepared=None))
+            packed, *others = pack(call)
             indices = [next(at for at, x in enumerate(packed) if x is tensors[index]) for index in needed]
             found: list[Tensor] = self._attend_backward(packed, *others, *saved, indices)
             return found
