@@ -19,7 +19,7 @@ from relpos.core.checks import unknown_argument, without_autocast
 from relpos.engines.arguments import Arguments, HiddenStates, Position
 from relpos.engines.call import Call
 from relpos.engines.dense_mask import note_on
-from relpos.engines.plan import PLANS, make_plan, structure_of_call
+from relpos.engines.plan import run_planned
 from relpos.engines.reference import REFERENCE, weights
 from relpos.engines.selection import BY_NAME, ENGINES, choose, require_backend
 from relpos.engines.self_check.agreement import Difference, Expected
@@ -206,11 +206,7 @@ def attention(
     if not isinstance(backend, str):
         require_backend(backend)
     given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states)
-    structure = structure_of_call(given, backend)
-    plan = None if structure is None else PLANS.get(structure)
-    if plan is None:
-        plan = make_plan(given, backend, structure)
-    output, lse = plan.run(given)
+    output, lse = run_planned(given, backend)
     if not return_lse:
         return output
     assert lse is not None, "an engine without it says so"

@@ -12,8 +12,9 @@ It is then planned for itself.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from relpos.core.structure import structure_of
 from relpos.core.visibility import hides_nothing
 from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
-from relpos.engines.engine import Compute, Engine
+from relpos.engines.engine import Compute
 from relpos.engines.selection import choose
 from relpos.engines.unseen import without_unseen
 
@@ -50,29 +51,31 @@ def structure_of_call(given: Arguments, backend: str) -> Structure | None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """How calls of one structure are computed.
 
     Attributes:
-        engine: that computes them, to be named.
         scale: the factor on the content product.
         compute: what is done for these calls.
     """
 
-    engine: Engine
     scale: float
     compute: Compute
 
-    def run(self, given: Arguments) -> tuple[Tensor, Tensor | None]:
-        """Output and log-sum-exp."""
-        call = given.unchecked_call(self.scale)
-        if given.dropout > 0:
-            call = call.seeded()
-        if not given.autocast:
-            return self.compute(call)
-        with without_autocast(call.q.device):
-            return self.compute(call)
+
+def run_planned(given: Arguments, backend: str) -> tuple[Tensor, Tensor | None]:
+    """Output and log-sum-exp, by the plan of all calls of this structure, which the first of them makes."""
+    structure = structure_of_call(given, backend)
+    plan = None if structure is None else PLANS.get(structure)
+    if plan is None:
+        plan = make_plan(given, backend, structure)
+    call = given.unchecked_call(plan.scale)
+    if given.dropout > 0:
+        call = call.seeded()
+    if not given.autocast:
+        return plan.compute(call)
+    with without_autocast(call.q.device):
+        return plan.compute(call)
 
 
 def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
@@ -94,7 +97,7 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
         compute, run = _turning_values(compute), _turning_values(run)
     if hides_tokens:
         compute = _hiding_tokens(compute, run)
-    plan = Plan(engine, call.scale, compute)
+    plan = Plan(call.scale, compute)
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan
