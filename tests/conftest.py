@@ -142,7 +142,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What was collected stays: a test that collects garbage walks its own objects, and not these, which takes half a
     second."""
-    gc.collect()
     gc.freeze()
 
 

@@ -156,9 +156,9 @@ class Loaded:
 
 
 _OF_TRAINING = (
-    "accelerate", "matplotlib.backends.backend_agg", "sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed.tensor", "relpos.cli.train_verb", "relpos.comparison.entry", "relpos.train",
-    "relpos.report.drawing.mechanism_data",
+    "accelerate", "jsonargparse", "matplotlib.backends.backend_agg", "sklearn.datasets", "sklearn.model_selection",
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "relpos.cli.train_verb",
+    "relpos.comparison.entry", "relpos.train", "relpos.report.drawing.mechanism_data",
 )  # fmt: skip
 
 
@@ -348,3 +348,4 @@ if __name__ == "__main__":
     gc.set_threshold(100_000, 50, 1000)  # as in conftest.py: of compiling, Python's own takes a sixth
     importlib.import_module("relpos")
     _serve()
+    os._exit(0)  # Python would take a second or two to free what it has loaded
