@@ -38,6 +38,9 @@ def small(kind: str) -> dict[str, Any]:
         if record.get("attention"):
             record["attention"] |= {key: record["attention"][key][:1] for key in ("image", "label", "predicted")}
             record["attention"]["maps"] = [[layer[:1] for layer in record["attention"]["maps"][0][:1]]]
+        for one in record.get("learned", []):  # a head, or four patches
+            four = {"grid": [2, 2], "similarity": [row[:4] for row in one.get("similarity", [])[:4]]}
+            one |= {"values": one["values"][:1]} if one["kind"] == "bias" else four
     return tree
 
 
