@@ -49,6 +49,8 @@ def jaxtyped(fn: Any = None, *, typechecker: Callable[..., Any]) -> Any:
         if isinstance(plain, FunctionType) and checked is not plain:  # a dataclass's
             fn.__init__ = _in_part(plain, lambda: checked)  # type: ignore[misc]
         return fn
+    if getattr(fn, "__name__", "") == "__torch_function__":  # of anything; a mode's is called for all that tensors do
+        return fn
     if not isinstance(fn, FunctionType):
         return _CHECKED_BY_JAXTYPING(fn, typechecker=typechecker)
     return _in_part(fn, lambda: _CHECKED_BY_JAXTYPING(fn, typechecker=typechecker))

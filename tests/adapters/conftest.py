@@ -1,9 +1,15 @@
 """What all tests of models of other libraries run under: timm imported, and what the libraries warn of themselves."""
 
+import functools
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from relpos.adapters.common import libraries
 
 OF_THE_LIBRARIES = (
     "ignore::DeprecationWarning",
@@ -23,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _timm(timm: object) -> None:
     """timm is imported where torchvision is broken, too."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _sources_read_once() -> Iterator[None]:
+    """Of a class or function: each retrofit asks for those of all that it depends on, and Python reads files anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(libraries, "inspect", SimpleNamespace(getsource=functools.cache(inspect.getsource)))
+        yield
 
 
 @pytest.fixture
