@@ -81,6 +81,8 @@ import interpreter  # noqa: E402
 from chromium_page import browser as browser  # noqa: E402 - one for all: a process has one Playwright
 from loaded import Loaded  # noqa: E402
 
+if not torch.cuda.is_available():  # torch's own call also leaves notes, with its stack, for devices that never start
+    torch.manual_seed = torch.default_generator.manual_seed
 interpreter.prepare()
 torch.set_num_threads(int(os.environ.get("RELPOS_TEST_THREADS", "1")))
 gc.set_threshold(100_000, 50, 1000)  # every full collection walks all that was collected to be run: a tenth of the time
@@ -174,7 +176,7 @@ def seeds() -> None:
     """Every test starts from the same generators."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    torch.default_generator.manual_seed(0)  # torch's own call also leaves notes for devices that never start
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
