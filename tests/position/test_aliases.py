@@ -166,12 +166,11 @@ def test_what_is_near_is_named() -> None:
 def test_a_module_with_a_name_that_is_taken(
     changes: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = presets_module.pkgutil.iter_modules
+    usual = presets_module._modules
     extra: Any = types.ModuleType("relpos.position.zz_mine")
     extra.PRESETS = [replace(presets()["none"], **changes)]
     monkeypatch.setitem(sys.modules, extra.__name__, extra)
-    found = types.SimpleNamespace(name="zz_mine")
-    monkeypatch.setattr(presets_module.pkgutil, "iter_modules", lambda path: [*usual(path), found])
+    monkeypatch.setattr(presets_module, "_modules", lambda path: (*usual(path), "zz_mine"))
     with pytest.raises(ValueError, match=says):
         presets()
 

@@ -53,14 +53,13 @@ class TestFox(LibrarySuite):
         for i, query in enumerate(places):
             row = []
             for j, key in enumerate(key_places):
-                total = torch.zeros_like(forgets[..., 0])
+                between: list[int] = []  # the tokens whose gates lie between the two
+                at, to = 0, 0
                 if query is not None and key is not None:
                     at, to = (i, j) if irregular else (query[0], key[0])
-                    for t, between in enumerate(key_places):
-                        place = None if between is None else t if irregular else between[0]
-                        if place is not None and min(at, to) < place <= max(at, to):
-                            total = total + forgets[..., t] * (1 if to < at else -1)
-                row.append(total)
+                    order = [None if one is None else t if irregular else one[0] for t, one in enumerate(key_places)]
+                    between = [t for t, x in enumerate(order) if x is not None and min(at, to) < x <= max(at, to)]
+                row.append(forgets[..., between].sum(-1) * (1 if to < at else -1))
             rows.append(torch.stack(row, dim=-1))
         return oracle.attention(q, k, v, bias=torch.stack(rows, dim=-2).to(q.dtype), allowed=allowed)[0]
 

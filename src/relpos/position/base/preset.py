@@ -8,6 +8,7 @@ share an alias: the axes of the tokens choose among them. Results and files have
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -84,14 +85,14 @@ def presets() -> dict[str, Preset]:
     found: dict[str, Preset] = {}
     aliases: dict[str, tuple[str, str]] = {}  # the module and the name of the first preset that has it
     package = sys.modules["relpos.position"]  # other packages may extend its path
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        for preset in getattr(importlib.import_module(f"relpos.position.{module.name}"), "PRESETS", []):
+    for module in _modules(tuple(package.__path__)):
+        for preset in getattr(importlib.import_module(f"relpos.position.{module}"), "PRESETS", []):
             if preset.name in found:
                 raise ValueError(f"two modules of relpos.position offer a preset named {preset.name!r}; rename one")
             found[preset.name] = preset
             for alias in preset.aliases:
-                owner, name = aliases.setdefault(alias, (module.name, preset.name))
-                if owner != module.name:
+                owner, name = aliases.setdefault(alias, (module, preset.name))
+                if owner != module:
                     raise ValueError(f"{name!r} and {preset.name!r} both have the alias {alias!r}; rename one")
     for alias, (_, name) in aliases.items():
         if alias in found:
@@ -102,6 +103,12 @@ def presets() -> dict[str, Preset]:
         else:
             found[name] = preset
     return found
+
+
+@functools.cache
+def _modules(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the modules in these folders, in order. Folders are read once: every name is looked up here."""
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(path)))
 
 
 def sum_of(*names: str) -> Callable[[Site], Mechanism]:
