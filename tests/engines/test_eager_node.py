@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import relpos
-from relpos import LineBias, Mask, Positions, Sequence, attention, lines
+from relpos import LineBias, Mask, Positions, Sequence, lines
 from relpos.engines import operators
 from relpos.engines.arguments import Arguments
 from relpos.engines.packing import CallForm
 from relpos.engines.triton.engine import TRITON
+from relpos.testing.devices import attention
+from relpos.testing.engines import INTERPRETED
 
 N, HEADS, WIDTH = 12, 2, 8
 LINE, PACKED = lines(Sequence(N)), Mask.packed(torch.arange(N) // 5)
@@ -123,7 +125,7 @@ def test_the_table_alone_may_learn() -> None:
     assert_same(alone, with_gradients(call(*tensors, values), [values]))
 
 
-@pytest.mark.parametrize("backend", ["streaming", "triton"])
+@pytest.mark.parametrize("backend", ["streaming", *INTERPRETED])
 def test_no_tensor_outlives_its_graph(backend: str) -> None:
     leaves = made()
     output = call(*leaves, backend=backend)
@@ -173,8 +175,9 @@ def test_weights_that_changed_before_a_layer_is_computed_again() -> None:
 
 
 def test_what_a_forward_leaves_to_its_backward_is_no_part_of_a_call() -> None:
-    q, k, v, values = (x.detach() for x in made())
-    one = Arguments(q, k, v, LineBias(values, LINE)).call()
+    here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    q, k, v, values = (x.detach().to(here) for x in made())
+    one = Arguments(q, k, v, LineBias(values, LINE.to(here))).call()
     packed, tensors = operators.pack(one), CallForm(one).tensors(one)
     TRITON.run(one)
     assert one.prepared is not None

@@ -18,6 +18,7 @@ import relpos
 from relpos import Grid, LineBias, RelativePositionBias, Sequence, T5Bias, Terms, attention, lines
 from relpos.engines import plan
 from relpos.engines.plan import PLANS, Plans
+from relpos.testing import devices
 
 FAST_CASES = 8  # of each of its tests, in the fast part
 
@@ -251,7 +252,7 @@ def test_a_plan_holds_no_tensor_of_a_call(backend: str) -> None:
     line = lines(Sequence(N))
     given = [heads().requires_grad_(), heads(), heads(), torch.randn(H, line.length, requires_grad=True)]
     mask = relpos.Mask.packed(torch.arange(N) // 3) if backend == "triton" else None
-    attention(*given[:3], position=LineBias(given[3], line), mask=mask, backend=backend).sum().backward()
+    devices.attention(*given[:3], position=LineBias(given[3], line), mask=mask, backend=backend).sum().backward()
     assert mask is None or mask.query_segments is not None
     held = [weakref.ref(x) for x in (*given, line, line.query, *([] if mask is None else [mask, mask.query_segments]))]
     assert len(PLANS) == 1

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import relpos
 from relpos import DenseBias, LineBias, LineVectors, LowRank, Mask, QueryScale, RowRule, Sequence, Sinks, Softcap, Terms
+from relpos.testing.devices import attention
 from relpos.testing.engines import engines
 
 FAST_CASES = 10  # of each of its tests, in the fast part
@@ -117,7 +118,7 @@ def test_the_log_sum_exp_has_the_sink_of_its_query(engine: str) -> None:
     factor, sinks = drawn(B, H, N, seed=3), drawn(B, H, N, seed=4)
     mask = Mask.causal(torch.arange(N) + M - N, torch.arange(M))
     given = {"position": Sinks(sinks) + QueryScale(factor), "mask": mask, "return_lse": True, "backend": engine}
-    _, lse = relpos.attention(q, k, v, **given)
+    _, lse = attention(q, k, v, **given)
     torch.testing.assert_close(lse, formula(q, k, v, factor, None, "content", sinks, 0.0)[1], rtol=1e-10, atol=1e-10)
 
 

@@ -337,10 +337,15 @@ def test_a_part_of_a_mask_that_kernels_do_not_know_is_refused() -> None:
     class Dilated(Mask):
         stride: Tensor | None = None
 
-    q = torch.zeros(1, 1, 4, 16)
+    q = torch.zeros(1, 1, 4, 16, device=HERE)
     masks = (Dilated(left=2), Dilated(left=2, stride=torch.tensor([2])))
     lacks = [TRITON.unsupported(replace(call_of(q, q, q), mask=mask)) for mask in masks]
     assert lacks == [None, "a mask with stride"]
+
+
+def test_the_interpreter_beside_a_gpu_has_the_tiles_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert limits.shared_memory(torch.device("cpu")) == limits.HOPPERS
 
 
 def test_tiles_of_gpus_with_less_shared_memory_are_those_of_wider_heads(monkeypatch: pytest.MonkeyPatch) -> None:

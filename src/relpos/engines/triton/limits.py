@@ -24,7 +24,7 @@ LEAST, AMPLE = 99 * 1024, 160 * 1024
 
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory per program."""
-    if not torch.cuda.is_available():  # a fake tensor
+    if device.type != "cuda" or not torch.cuda.is_available():  # the interpreter; a fake tensor
         return HOPPERS
     properties: Any = torch.cuda.get_device_properties(device)
     known = (
