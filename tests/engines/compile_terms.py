@@ -50,8 +50,10 @@ TERMS = (
     "a mask and Sinks",
     "Sinks of queries",
 )
+OF_ANOTHER = {"LineBias with prefix", "LineBias, batched", "Polar", "DenseBias of keys", "QueryScale on scores"}
+"""Streaming packs them, for its operator, as another of their kind."""
 SYMBOLS = "several lengths, dynamic=True"
-BY_INDUCTOR = {"LineBias with prefix", "RowRule"}
+BY_INDUCTOR = {"LineBias with prefix"}  # its backward adds at indices
 OWN_BACKWARD = {
     "LineBias",
     "LineBias, batched",
@@ -132,19 +134,19 @@ def compare_lengths(name: str, backend: str) -> None:
 
 
 CHECKS = {**dict.fromkeys(TERMS, compare), SYMBOLS: compare_lengths, "masks": compare_masks}
+ASKED = [(name, backend) for name in CHECKS for backend in BACKENDS if backend == "auto" or name not in OF_ANOTHER]
 
 
 def main() -> int:
     torch.set_num_threads(1)
     failed = 0
-    for name, check in CHECKS.items():
-        for backend in BACKENDS:
-            try:
-                check(name, backend)
-                print(f"ok      {name}, {backend}", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"FAILED  {name}, {backend}: {type(error).__name__}: {error}", flush=True)
+    for name, backend in ASKED:
+        try:
+            CHECKS[name](name, backend)
+            print(f"ok      {name}, {backend}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"FAILED  {name}, {backend}: {type(error).__name__}: {error}", flush=True)
     return failed
 
 
