@@ -28,6 +28,7 @@ from patience import PATIENCE
 from relpos.data import find_task
 from relpos.train import Recipe
 from relpos.train.snapshots import SnapshotStore
+from warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -351,11 +352,13 @@ def test_a_second_interruption_ends_all_at_once(
     assert loaded.end() != 0
 
 
-def test_a_killed_run_goes_on(run_processes: Run, tmp_path: Path) -> None:
-    """`scripts/kill_runs` does it a hundred times."""
-    soon = ("--seed", 89)  # after 0.1 s and 0.2 s of training
-    said = run_processes(ROOT / "scripts" / "kill_runs", "--kills", 2, *soon, "--folder", tmp_path / "run")
-    assert "nothing unreadable, nothing left behind" in said
+def test_a_killed_run_goes_on(tmp_path: Path, loaded: Loaded) -> None:
+    """`scripts/kill_runs` does it a hundred times, of processes that start anew."""
+    soon = ("--seed", "89")  # after 0.1 s and 0.2 s of training
+    with warm_python(loaded, tmp_path, needs=["train"]) as python:
+        kill = [python, ROOT / "scripts" / "kill_runs", "--kills", "2", *soon, "--folder", tmp_path / "run"]
+        done = subprocess.run(kill, capture_output=True, text=True, check=False)
+    assert "nothing unreadable, nothing left behind" in done.stdout, done.stderr
 
 
 TOLD = """
