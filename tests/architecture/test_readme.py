@@ -68,8 +68,13 @@ def test_the_library_examples_run(
 def test_the_quick_comparison_prints_what_stands_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Line by line, but for figures, the order of mechanisms, and what three points leave out."""
+    """Line by line, but for figures, the order of mechanisms, and what three points leave out.
+
+    Memory is not measured, which takes processes of its own, and what was learned is not drawn: no line has either.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("relpos.comparison.cost.memory_sizes", lambda *_: ())
+    monkeypatch.setattr("relpos.report.page.learned_svgs", lambda *_, **__: [])
     main(["compare", "--quick", "--steps", "2"])
 
     def shape(text: str) -> list[str]:
