@@ -165,6 +165,12 @@ def test_a_model_that_sees_later_bytes_is_refused(tmp_path: Path, text: Any, mon
 
 
 @pytest.fixture
+def _unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of 0 where nobody reads them: random numbers take most of building the smallest Swin that timm names."""
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, *_, **__: self.zero_())
+
+
+@pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """A folder with configurations of T5 and GPT-2, one of a model that nobody knows, and one that is no JSON."""
     saved(tmp_path / "t5", "T5Config", d_model=32, num_layers=1, num_heads=2)
@@ -196,6 +202,7 @@ def folders(tmp_path: Path) -> Path:
         ("torchvision:swin_t", "own", "text", r"expected images for torchvision:swin_t; got the data text\."),
     ],
 )
+@pytest.mark.usefixtures("_unfilled")
 def test_mistakes_are_one_line(name: str, position: str, data: str, says: str, folders: Path) -> None:
     pairs = tuple((torch.arange(24).view(2, 12), torch.arange(24).view(2, 12)) for _ in range(3))
     task = find_data(pairs) if data == "pairs" else find_task(data)
@@ -238,6 +245,7 @@ def test_a_comparison_inside_a_text_model(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.equal(zero, one)
 
 
+@pytest.mark.usefixtures("_unfilled")
 @pytest.mark.slow
 def test_of_a_list_what_the_model_cannot_take_is_left_out_and_said() -> None:
     from relpos.comparison.entry import _suited

@@ -1,4 +1,4 @@
-"""80 steps of training beside the published model: timm's ViT on digits, GPT-2 on bytes of text.
+"""80 or 50 steps of training beside the published model: timm's ViT on digits, GPT-2 on bytes of text.
 
 `recipes/replaced_trained.py` has these and the other families, trains them longer, and writes what they reach into
 docs/replace.md.
@@ -23,9 +23,9 @@ MECHANISM = 30.0  # times that
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("timm's ViT", "pos_embed"), ("transformers' GPT-2", "transformer.wpe.weight")]
+    ("name", "own", "steps"), [("timm's ViT", "pos_embed", 80), ("transformers' GPT-2", "transformer.wpe.weight", 50)]
 )
-def test_it_learns_beside_the_published_model(name: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_learns_beside_the_published_model(name: str, own: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES[name]
 
     def batches(count: int) -> Iterator[Batch]:
@@ -38,9 +38,9 @@ def test_it_learns_beside_the_published_model(name: str, own: str, monkeypatch: 
 
     monkeypatch.setattr(replaced_trained, "RATE", RATE)
     model, start = family.made(family.position), family.made()
-    without = trained(family.made(None), batches(80))
-    replaced = trained(model, batches(80), rate=MECHANISM)
-    assert len(replaced) == 80
+    without = trained(family.made(None), batches(steps))
+    replaced = trained(model, batches(steps), rate=MECHANISM)
+    assert len(replaced) == steps
     assert torch.isfinite(torch.tensor(replaced)).all()
     assert replaced[0] == pytest.approx(without[0]), "tables start as nothing"
     assert sum(replaced[-LAST:]) < 0.98 * sum(without[-LAST:]), "and learn where tokens are"
