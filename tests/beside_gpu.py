@@ -19,7 +19,7 @@ class Copies(TorchFunctionMode):
     """Copies what is moved to a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.to and "cuda" in args:
+        if func is torch.Tensor.to and any(str(x) == "cuda" for x in (*args[1:], *(kwargs or {}).values())):
             return args[0].clone()
         return func(*args, **(kwargs or {}))
 
@@ -54,7 +54,7 @@ def _if_moved(method: Callable[..., Any]) -> Callable[..., Any]:
         if MOVED or call.q.device.type != "cpu":
             return method(engine, call)
         if method.__name__ == "unsupported":
-            return "a CUDA device (q was not moved)"
+            return "a CUDA device (q is on cpu)"
         raise ValueError("expected tensors on a GPU")
 
     return refusing
