@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import sys
+import tempfile
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
 from relpos import Grid, LineBias, LineVectors, LowRank, Mask, Sequence, Sinks, Terms, lines
@@ -103,11 +106,30 @@ def run(launches: Any, call: Call, d_out: torch.Tensor) -> list[Launch]:
     return list(LAUNCHED)
 
 
+def unfinished(backend: Any, stages: dict[str, Any], options: Any, language: Any) -> None:
+    """In place of what compiles a kernel: nothing runs it, and what tells it from others is known before."""
+
+    def binary(module: Any, metadata: dict[str, Any]) -> bytes:
+        sizes = ("shared", "tmem_size", "global_scratch_size", "profile_scratch_size")
+        metadata |= dict.fromkeys(sizes, 0) | {"global_scratch_align": 1, "profile_scratch_align": 1}
+        metadata |= {"name": "kernel", "tensordesc_meta": None}
+        return b""
+
+    stages |= {"ttir": lambda module, metadata: module, "cubin": binary}
+
+
 _WINDOW = Grid(5, 6)
 """One tile, of which one kernel computes the gradients."""
 
 
 def main() -> int:
+    CUDABackend.add_stages = unfinished
+    with tempfile.TemporaryDirectory() as folder:  # no one else may find what is kept here
+        os.environ["TRITON_CACHE_DIR"] = folder
+        return compare()
+
+
+def compare() -> int:
     torch.set_num_threads(1)
     stand_in = Driver()
     driver.set_active(stand_in)
