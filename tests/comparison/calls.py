@@ -16,18 +16,13 @@ def compare(out: Path | None, *arguments: Any, **options: Any) -> Compared:
     return relpos.compare(*arguments, **options), lines
 
 
-SMALL = {"depth": 1, "embed_dim": 16}
-"""Of a recipe: most of a quick comparison is the evaluation of its models."""
-
-
 def on_digits(out: Path, **options: Any) -> Compared:
     """A quick comparison of two positions with another recipe."""
-    of_recipe = {"recipe": SMALL, "lr": 1e-3, "batch_size": 32}
+    of_recipe = {"recipe": {"depth": 1}, "lr": 1e-3, "batch_size": 32}
     return compare(out, positions=["none", "relative_2d"], quick=True, **of_recipe, **options)
 
 
-SET = ["--set", "recipe.depth=1", "--set", "recipe.embed_dim=16"]
-RECIPE = ["--steps", "3", *SET, "--lr", "1e-3", "--batch-size", "32"]
+RECIPE = ["--steps", "3", "--set", "recipe.depth=1", "--lr", "1e-3", "--batch-size", "32"]
 
 
 def call(out: Path, *, positions: str = "none,relative_2d", recipe: list[str] = RECIPE) -> list[str]:

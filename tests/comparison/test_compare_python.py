@@ -74,10 +74,9 @@ def test_weights_of_another_model_are_refused_in_one_line(digits: Compared) -> N
 def test_what_was_asked_is_the_recipe_and_on_the_page(digits: Compared) -> None:
     result, lines = digits
     recipe = result.results.settings.recipe
-    given = recipe.depth, recipe.embed_dim, recipe.learning_rate, recipe.batch_size, recipe.steps
-    assert given == (1, 16, 1e-3, 32, 3)
+    assert (recipe.depth, recipe.learning_rate, recipe.batch_size, recipe.steps) == (1, 1e-3, 32, 3)
     page = result.page.read_text(encoding="utf-8")
-    assert "--set recipe.depth=1 --set recipe.embed_dim=16 --batch-size 32 --lr 0.001" in page
+    assert "--set recipe.depth=1 --batch-size 32 --lr 0.001" in page
     assert load_results(result.folder / "results.json") == result.results
     assert lines[0].startswith("Comparing none, relative_2d on digits, in ")
     assert lines[-1] == "Done: time training steps (5 of 5 done)"

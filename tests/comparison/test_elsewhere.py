@@ -237,7 +237,7 @@ def test_a_record_of_something_else_is_not_stored(forged: Any, tmp_path: Path, d
         asked = head_of(data)["cost"] and not (tmp_path / "out").exists()
         return answer(data, record=here if asked else forged, files={"losses.jsonl": b""})
 
-    options = {"positions": ["none", "relative_2d"], "quick": True, "recipe": calls.SMALL, "executor": Now(answers)}
+    options = {"positions": ["none", "relative_2d"], "quick": True, "recipe": {"depth": 1}, "executor": Now(answers)}
     with pytest.raises(TrialsFailedError, match="failed: the answer of w cannot be used: ") as caught:
         calls.compare(tmp_path / "out", **options)
     assert "none--recipe--seed0" in str(caught.value)
