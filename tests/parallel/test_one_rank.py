@@ -17,6 +17,7 @@ from relpos import Mask, Sequence
 from relpos.core import Term
 from relpos.core.tree import register
 from relpos.parallel import context_attention, context_parallel, ring_node
+from relpos.parallel.by_heads import of_heads
 from relpos.parallel.exchange import _Gather, heads_for_tokens, tokens_for_heads
 from relpos.parallel.layout import stretches
 from relpos.parallel.ranks import Ranks, rank_ordered_sum
@@ -120,6 +121,13 @@ def test_what_ranks_exchange_has_no_second_derivative(mesh: Any) -> None:
 def test_a_sum_over_many_ranks_is_not_taken_in_half_precision() -> None:
     found = rank_ordered_sum(torch.ones(600, 1, dtype=torch.bfloat16))
     assert (found.dtype, float(found)) == (torch.bfloat16, 600)
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["of heads", "of queries"])
+def test_sinks_are_divided_by_heads(axis: int) -> None:
+    logits = torch.randn(H) if axis == 0 else torch.randn(B, H, H)
+    (own,) = of_heads(relpos.Terms(relpos.Sinks(logits)), slice(1, 3), H).of(relpos.Sinks)
+    assert torch.equal(own.logits, logits.narrow(axis, 1, 2))
 
 
 def test_a_layer_of_ranks_is_copied_with_them(mesh: Any) -> None:
