@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -17,6 +18,19 @@ from relpos.testing.tolerance import assert_close, rms
 def call_of(*tensors: Tensor, **given: Any) -> Call:
     """What engines are given, once the arguments of `attention` are checked."""
     return Arguments(*tensors, **given).call()
+
+
+def launches_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The grid of each launch of a kernel of Triton's from now on, until the test ends."""
+    kernel, grids = getattr(module, name), []
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(module, name, Counted())
+    return grids
 
 
 def with_gradients(out: Tensor, leaves: Sequence[Tensor], upstream: Tensor | None = None) -> list[Tensor]:

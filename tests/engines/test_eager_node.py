@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import with_gradients
+from engine_steps import launches_of, with_gradients
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -140,15 +140,7 @@ def test_no_tensor_outlives_its_graph(backend: str) -> None:
 
 def test_a_table_is_padded_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward's serves the backward, also a second one."""
-    module = importlib.import_module("relpos.engines.triton.table_kernels")
-    kernel, launched = module.padded, []
-
-    class Counted:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            launched.append(grid)
-            return kernel[grid]
-
-    monkeypatch.setattr(module, "padded", Counted())
+    launched = launches_of(importlib.import_module("relpos.engines.triton.table_kernels"), "padded", monkeypatch)
     leaves = made()
     output = call(*leaves, backend="triton").sum()
     first, second = (torch.autograd.grad(output, leaves, retain_graph=True) for _ in range(2))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import test_streaming
 import torch
-from engine_steps import assert_as_reference
+from engine_steps import assert_as_reference, launches_of
 from test_streaming import biased, check
 
 from relpos import Grid, LineBias, Mask, Sequence, Sinks, Terms, lines
@@ -40,17 +40,9 @@ CASES: dict[str, tuple[Coordinates, Coordinates | None, dict[str, Any]]] = {
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The grid of each launch of the kernel; programs of two heads take two windows of five, the last ones one."""
-    real, grids = window_kernels.backward_windows, []
-
-    class Counted:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            grids.append(grid)
-            return real[grid]
-
-    monkeypatch.setattr(window_kernels, "backward_windows", Counted())
     for module, name, value in ((test_streaming, "H", 2), (test_streaming, "B", 5), (table, "PROGRAMS", 6)):
         monkeypatch.setattr(module, name, value)
-    return grids
+    return launches_of(window_kernels, "backward_windows", monkeypatch)
 
 
 @pytest.mark.parametrize("name", CASES)

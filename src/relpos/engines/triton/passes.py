@@ -85,9 +85,9 @@ def backward(
         return vectors is not None and vectors.learns(gradients, side)
 
     ranks = launches.low_rank(call)
-    sides = [[term.query for term in ranks], [term.key for term in ranks]] if ranks else []
-    d_sides = [_targets(side, launches, gradients) for side in sides] or [(), ()]
-    wanted = [tuple(map(gradients.wants, side)) for side in sides] or [(), ()]
+    sides = [term.query for term in ranks], [term.key for term in ranks]
+    d_sides = [_targets(side, launches, gradients) for side in sides]
+    wanted = [tuple(map(gradients.wants, side)) for side in sides]
     d_q = d_k = d_v = d_factor = None
     in_dtype = None if vectors is None else launches.wide
     if gradients.wants(call.q) or learned or learns("query") or any(wanted[0]):
@@ -121,7 +121,7 @@ def backward(
         gradients.add(x, gradient)
     if scale is not None and d_factor is not None:
         gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
-    for side, found in zip(sides, d_sides, strict=False):
+    for side, found in zip(sides, d_sides, strict=True):
         _add(gradients, side, found)
     line = launches.line(call)
     if line is not None and gradients.wants(line.values):
