@@ -242,7 +242,7 @@ def test_no_number_of_products_is_one(one: Any) -> None:
     q, k, v = (torch.zeros(2, H, n, D) for n in (1, m, m))
     call = call_of(q, k, v, position=vector)
     launches = launch.Launches(call)
-    (piece,) = vectors.CallVectors.of(call, launches).pieces()
+    (piece,) = vectors.CallVectors(call, vector_sets.sets_of(call), launches).pieces()
     assert piece.rows == 1
     assert not any(x == 1 for x in piece.arguments.one if isinstance(x, int))
 

@@ -7,7 +7,7 @@ is not differentiable: a second derivative raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,10 +29,11 @@ class Gradients:
 
     Args:
         tensors: those whose gradients are wanted. A tensor is known by its identity.
+        kind: says which of a call's tensors they are, if calls of one structure are asked for several such sets.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Sequence[Tensor], kind: Hashable = None) -> None:
+        self.tensors, self.kind = tensors, kind
         self.sums: list[Tensor | None] = [None] * len(tensors)
         self._indices = {id(x): index for index, x in enumerate(tensors)}
 
@@ -284,7 +285,7 @@ def _gradients(
 ) -> list[Tensor]:
     """The gradients of the tensors at `needed` indices."""
     out, lse, d_out, d_lse = saved
-    gradients = Gradients([tensors[index] for index in needed])
+    gradients = Gradients([tensors[index] for index in needed], tuple(needed))
     with without_autocast(out.device):
         backward(call, out, lse, d_out, d_lse, gradients)
     return gradients.finished()

@@ -15,22 +15,26 @@ from triton.compiler import CompiledKernel
 
 
 class Alignment:
-    """Whether 16 divides where each tensor in some tuples begins, one bit for each. Asked of tuples like those that it
-    is made of, with tensors at the same indices."""
+    """Whether 16 divides where each tensor in some tuples begins: one bit for each, or 0 if it divides all. Asked of
+    tuples like the first, with tensors at the same indices."""
 
-    def __init__(self, *groups: tuple[Any, ...]) -> None:
-        self._tensors = [
-            (group_index, index)
-            for group_index, group in enumerate(groups)
-            for index, x in enumerate(group)
-            if isinstance(x, Tensor)
-        ]
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, int]] | None = None
 
     def __call__(self, *groups: tuple[Any, ...]) -> int:
-        bits = 1
+        if self._tensors is None:
+            self._tensors = [
+                (group_index, index)
+                for group_index, group in enumerate(groups)
+                for index, x in enumerate(group)
+                if isinstance(x, Tensor)
+            ]
+        together, bits = 0, 1
         for group_index, index in self._tensors:
-            bits = bits << 1 | (groups[group_index][index].data_ptr() % 16 == 0)
-        return bits
+            at = groups[group_index][index].data_ptr()
+            together |= at
+            bits = bits << 1 | (at % 16 == 0)
+        return bits if together % 16 else 0
 
 
 class Kernel:

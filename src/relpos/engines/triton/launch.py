@@ -6,7 +6,7 @@ No tensor is read, so a call can be captured in a CUDA graph once a first call h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from relpos.core import AxisVectors, LineBias, Lines, LineVectors, LowRank, QueryScale, Sinks, cached
 from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
-from relpos.engines.triton.handles import Kernel
+from relpos.engines.triton.handles import Alignment, Kernel
 from relpos.engines.triton.limits import HOPPERS, are_few, cdiv, interpreting, power_of_2, shared_memory
 from relpos.engines.triton.low_rank import LowRankSides
 
@@ -57,7 +57,7 @@ class Launches:
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
         self.threshold = int(call.dropout * 2**32)
         self.inverse = tl.constexpr(1 / self.scale) if self.scale else None
-        self._made: dict[str, Any] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def line(self, call: Call) -> LineBias | None:
         """The bias of a call."""
@@ -147,11 +147,15 @@ class Launches:
         factor = torch.full((1,), 1 / (1 - call.dropout), dtype=self.wide, device=self.device)
         return tiles.Dropout(call.seed.view(1), self.threshold, factor)
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """The result of `make`, cached by name: a kernel, with all that depends on the structure."""
-        known = self._made.get(name)
+    def aligned(self, kind: str, *groups: tuple[Any, ...]) -> int:
+        """Where the tensors in some tuples begin, which are alike for all calls of a kind: see `Alignment`."""
+        return self.once(f"alignment, {kind}", Alignment)(*groups)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, cached: a kernel, with all that depends on the structure."""
+        known = self._made.get(key)
         if known is None:
-            known = self._made[name] = make()
+            known = self._made[key] = make()
         made: T = known
         return made
 

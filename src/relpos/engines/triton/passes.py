@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from relpos.core.terms.vectors import Side
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
-from relpos.engines.triton import grids, kernels, spans, table, tiles, vector_kernels, windows
-from relpos.engines.triton.handles import Alignment, Kernel
+from relpos.engines.triton import kernels, steps, table, tiles, vector_passes, windows
+from relpos.engines.triton.handles import Alignment
 from relpos.engines.triton.launch import Launches, readable, with_strides
-from relpos.engines.triton.limits import cdiv, power_of_2
-from relpos.engines.triton.vectors import CallVectors, Piece, pieces
-
-_ROWS = 64
-"""Rows of a program of `backward_rows`, which reads the output once."""
+from relpos.engines.triton.vectors import NO_CHUNK
 
 
 def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
@@ -29,28 +24,19 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
         launches: of calls like this one; default made for it.
     """
     launches = Launches(call) if launches is None else launches
-    q, (batch, heads, n, v) = call.q, (launches.batch, launches.heads, launches.n, launches.v)
-    vectors = CallVectors.of(call, launches)
-    adds = vectors is not None and vectors.of_values
-    out = q.new_empty((batch, heads, n, v), dtype=launches.wide if adds else q.dtype)
-    lse = q.new_empty((batch, heads, n), dtype=launches.wide)
+    if launches.has_vectors:
+        return vector_passes.forward(call, launches)
+    q, batch, heads, n = call.q, launches.batch, launches.heads, launches.n
+    out, lse = q.new_empty(batch, heads, n, launches.v), q.new_empty(batch, heads, n, dtype=launches.wide)
     allowed, queries, _ = launches.allowed(call)
     qkv, bias = launches.qkv(call), launches.bias(call)
     call.prepared = bias if launches.keeps_bias else None
-    given = qkv, bias, allowed, queries
-    varying = launches.once("given", lambda: Alignment(*given))(*given)
-    common = launches.size, bias, allowed, queries, launches.dropout(call)
-    for piece in pieces(vectors, launches):
-        own = varying, piece.varying
-        _by_queries(launches, "forward", kernels.forward, piece)(
-            out, lse, qkv, *common, launches.sink(call), piece.arguments, varying=own
-        )
-        if vectors is not None and vectors.of_values:
-            pairs = vectors.pairs()
-            _weights(launches, piece)(pairs, lse, qkv, *common, piece.arguments, varying=own)
-            vectors.add_outputs(out, piece, pairs)
-        del piece  # its products, before the next are made
-    return out.to(q.dtype) if adds else out, lse
+    kernel = launches.once("forward", lambda: steps.by_queries(launches, "forward", kernels.forward, n, batch * heads))
+    kernel(
+        out, lse, qkv, launches.size, bias, allowed, queries, launches.dropout(call), launches.sink(call), NO_CHUNK,
+        varying=launches.aligned("forward", qkv, bias, allowed),
+    )  # fmt: skip
+    return out, lse
 
 
 def backward(
@@ -59,139 +45,112 @@ def backward(
 ) -> None:  # fmt: skip
     """Add to the gradients that are wanted."""
     launches = Launches(call) if launches is None else launches
-    d_out = readable(d_out)
-    out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
-    allowed, of_queries, of_keys = launches.allowed(call)
-    dropout, qkv, bias = launches.dropout(call), launches.qkv(call), call.prepared or launches.bias(call)
-    kind = "given back" if d_lse is None else "given back, of the log-sum-exp too"
-    if windows.serves(launches, call, gradients):
-        read = (out, lse, d_lse, d_out), qkv, bias, allowed
-        varying = kind, launches.once(f"{kind}, windows", lambda: Alignment(*read))(*read), d_out.stride()
-        common = qkv, launches.size, bias, allowed, dropout
-        windows.backward(launches, call, out, lse, d_out, d_lse, common, gradients, varying)
+    if launches.has_vectors:
+        vector_passes.backward(call, out, lse, d_out, d_lse, gradients, launches)
         return
-    of_rows, count = launches.once("rows", lambda: _rows(launches))
-    sums = lse.new_empty((launches.batch, launches.heads, 2, count))
-    up = tiles.Upstream(*with_strides(d_out), sums, count)
-    rows = up, qkv, launches.size, bias, allowed
-    given = (out, lse, d_lse), up, rows[1], rows[3], allowed, of_queries, of_keys
-    varying = kind, launches.once(kind, lambda: Alignment(*given))(*given), up[1:4]
-    of_rows(out, up, lse, d_lse, launches.size, varying=varying)
-    scale = launches.factor(call)
-    learned = scale is not None and gradients.wants(scale.factor)
-    vectors = CallVectors.of(call, launches, d_out)
+    way: _Backward | None = None
+    if gradients.kind is not None:
+        way = launches.once((gradients.kind, d_lse is None), lambda: _Backward(launches, call, gradients))
+    way = _Backward(launches, call, gradients) if way is None else way
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    way.run(call, out.contiguous(), lse.contiguous(), readable(d_out), d_lse, gradients)
 
-    def learns(side: Side) -> bool:
-        return vectors is not None and vectors.learns(gradients, side)
 
-    ranks = launches.low_rank(call)
-    sides = [term.query for term in ranks], [term.key for term in ranks]
-    d_sides = [_targets(side, launches, gradients) for side in sides]
-    wanted = [tuple(map(gradients.wants, side)) for side in sides]
-    d_q = d_k = d_v = d_factor = None
-    in_dtype = None if vectors is None else launches.wide
-    if gradients.wants(call.q) or learned or learns("query") or any(wanted[0]):
-        d_q = torch.empty_like(call.q, dtype=in_dtype, memory_format=torch.contiguous_format)
-        d_factor = lse.new_empty(lse.shape) if learned else None
-    if gradients.wants(call.k) or gradients.wants(call.v) or learns("key") or any(wanted[1]):
-        empty = torch.empty_like if vectors is None else torch.zeros_like  # parts of a call add to these
-        d_k = empty(call.k, dtype=in_dtype, memory_format=torch.contiguous_format)
-        d_v = empty(call.v, dtype=in_dtype, memory_format=torch.contiguous_format)
-    for piece in pieces(vectors, launches):
-        own, tail = (varying, piece.varying), (dropout, piece.arguments)
-        if d_q is not None:
-            pairs = piece.pairs("query", gradients)
-            _by_queries(launches, "queries", kernels.backward_queries, piece)(
-                d_q, d_factor, d_sides[0], pairs, *rows, of_queries, *tail,
-                varying=(*own, learned, wanted[0], pairs is not None),
-            )  # fmt: skip
-            piece.collect("query", pairs, gradients)
-        if d_k is not None:
-            pairs = piece.pairs("key", gradients)
-            _by_keys(launches, piece)(
-                d_k, d_v, d_sides[1], pairs, *rows, of_keys, *tail, varying=(*own, wanted[1], pairs is not None)
+class _Backward:
+    """The backward of calls of one structure of which the same gradients are wanted: what it launches, decided once.
+    Holds no tensor.
+
+    Args:
+        launches: what all calls of the structure have in common.
+        call, gradients: those of the first.
+    """
+
+    def __init__(self, launches: Launches, call: Call, gradients: Gradients) -> None:
+        self.launches, self.bits = launches, Alignment()
+        wants, heads = gradients.wants, launches.batch * launches.heads
+        line, factor, ranks = launches.line(call), launches.factor(call), launches.low_rank(call)
+        self.of_line = line is not None and wants(line.values)
+        self.of_factor = factor is not None and wants(factor.factor)
+        self.of_query_sides = tuple(wants(term.query) for term in ranks)
+        self.of_key_sides = tuple(wants(term.key) for term in ranks)
+        self.of_sinks = launches.sinks_at is not None
+        self.by_windows = windows.serves(launches, call, gradients)
+        self.rows, self.count = steps.of_rows(launches)
+        self.queries = self.keys = None
+        if wants(call.q) or self.of_factor or any(self.of_query_sides):
+            self.queries = steps.by_queries(launches, "queries", kernels.backward_queries, launches.n, heads)
+        if wants(call.k) or wants(call.v) or any(self.of_key_sides):
+            self.keys = steps.by_keys(launches, heads)
+
+    def run(
+        self, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients
+    ) -> None:
+        """Add to the gradients that are wanted. `out`, `lse` and `d_lse` are contiguous, `d_out` is `readable`."""
+        launches = self.launches
+        allowed, of_queries, of_keys = launches.allowed(call)
+        qkv, bias, dropout = launches.qkv(call), call.prepared or launches.bias(call), launches.dropout(call)
+        size, upstream = launches.size, with_strides(d_out)
+        varying = d_lse is None, self.bits((out, lse, d_out, d_lse), qkv, bias, allowed), upstream[1:]
+        if self.by_windows:
+            read = out, upstream, lse, d_lse, qkv, size, bias, allowed, dropout
+            windows.backward(launches, call, read, gradients, varying)
+            return
+        up = tiles.Upstream(*upstream, lse.new_empty(launches.batch, launches.heads, 2, self.count), self.count)
+        self.rows(out, up, lse, d_lse, size, varying=varying)
+        if self.queries is not None:
+            d_q, d_factor = _empty(call.q), torch.empty_like(lse) if self.of_factor else None
+            sides = _empty_sides(launches, call, "query", self.of_query_sides)
+            self.queries(
+                d_q, d_factor, sides, None, up, qkv, size, bias, allowed, of_queries, dropout, NO_CHUNK, varying=varying
             )
-            piece.collect("key", pairs, gradients)
-        pairs = piece.pairs("value", gradients)
-        if pairs is not None:
-            _weights(launches, piece)(pairs, lse, *rows[1:], of_queries, *tail, varying=own)
-            piece.collect("value", pairs, gradients)
-        del piece, tail  # its products, before the next are made
-    for x, gradient in ((call.q, d_q), (call.k, d_k), (call.v, d_v)):
-        gradients.add(x, gradient)
-    if scale is not None and d_factor is not None:
-        gradients.add(scale.factor, d_factor.sum_to_size(scale.factor.shape))
-    for side, found in zip(sides, d_sides, strict=True):
-        _add(gradients, side, found)
-    line = launches.line(call)
-    if line is not None and gradients.wants(line.values):
-        gradients.add(line.values, table.gradient(launches, line, (*rows, dropout), varying))
-    sinks = launches.sinks(call)
-    if sinks is not None and gradients.wants(sinks.logits):
-        shift = torch.where(lse == -torch.inf, torch.inf, lse)
-        share = -torch.exp(sinks.rows(launches.wide).detach() - shift) * sums[:, :, 1, : launches.n]
-        gradients.add(
-            sinks.logits, share.sum_to_size(sinks.logits.shape) if sinks.of_queries else share.sum(dim=(0, 2))
-        )
+            gradients.add(call.q, d_q)
+            factor = launches.factor(call)
+            if factor is not None and d_factor is not None:
+                gradients.add(factor.factor, d_factor.sum_to_size(factor.factor.shape))
+            _add_sides(launches, call, "query", sides, gradients)
+        if self.keys is not None:
+            d_k, d_v, sides = _empty(call.k), _empty(call.v), _empty_sides(launches, call, "key", self.of_key_sides)
+            self.keys(d_k, d_v, sides, None, up, qkv, size, bias, allowed, of_keys, dropout, NO_CHUNK, varying=varying)
+            gradients.add(call.k, d_k)
+            gradients.add(call.v, d_v)
+            _add_sides(launches, call, "key", sides, gradients)
+        if self.of_line:
+            line = launches.line(call)
+            assert line is not None
+            rows = up, qkv, size, bias, allowed, dropout
+            gradients.add(line.values, table.gradient(launches, line, rows, varying))
+        if self.of_sinks:
+            steps.add_sinks(launches, call, lse, up, gradients)
 
 
-def _targets(sides: list[Tensor], launches: Launches, gradients: Gradients) -> tuple[Tensor | None, ...]:
-    """For each side of a low-rank bias an empty `[B, H, R, tokens]`, if its gradient is wanted."""
-    if not sides:
+def _empty(x: Tensor) -> Tensor:
+    """Memory for the gradient of a tensor."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _empty_sides(
+    launches: Launches, call: Call, side: Literal["query", "key"], wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """For a side of each low-rank bias an empty `[B, H, R, tokens]`, if its gradient is wanted."""
+    if not wanted:
         return ()
-    heads = launches.batch, launches.heads
-
-    def empty(side: Tensor) -> Tensor:
-        return side.new_empty((*heads, side.shape[-1], side.shape[-2]), dtype=launches.wide)
-
-    return tuple([empty(side) if gradients.wants(side) else None for side in sides])
-
-
-def _add(gradients: Gradients, sides: list[Tensor], found: tuple[Tensor | None, ...]) -> None:
-    """Add what the kernels wrote for each side, summed over the heads and the batch that share it."""
-    for side, gradient in zip(sides, found, strict=True):
-        gradients.add(side, None if gradient is None else gradient.mT.sum_to_size(side.shape))
+    heads, found = (launches.batch, launches.heads), []
+    for term, wants in zip(launches.low_rank(call), wanted, strict=True):
+        x: Tensor = getattr(term, side)
+        found.append(x.new_empty(*heads, x.shape[-1], x.shape[-2], dtype=launches.wide) if wants else None)
+    return tuple(found)
 
 
-def _weights(launches: Launches, piece: Piece) -> Kernel:
-    return _by_queries(launches, "weights", vector_kernels.weights, piece)
-
-
-def _by_queries(launches: Launches, kind: str, kernel: Any, piece: Piece) -> Kernel:
-    def made() -> Kernel:
-        shape = launches.shape(kind)
-        tiled = launches.tiled(shape)
-        rows = cdiv(grids.steps(piece.rows, tiled["QUERIES"], shape["ROWS"]), shape["ROWS"])
-        tests = _tests(launches, tiled, launches.m, tiled["KEYS"], shape["COLUMNS"])
-        constants = {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
-        return Kernel(kernel, (rows * piece.heads,), constants)
-
-    return launches.once(f"{kind}{piece.name}", made)
-
-
-def _by_keys(launches: Launches, piece: Piece) -> Kernel:
-    def made() -> Kernel:
-        shape = launches.shape("keys")
-        tiled = launches.tiled(shape)
-        columns = cdiv(grids.steps(launches.m, tiled["KEYS"], shape["COLUMNS"]), shape["COLUMNS"])
-        tests = _tests(launches, tiled, launches.n, tiled["QUERIES"], shape["ROWS"])
-        constants = {**launches.constants, **shape, "COARSE": spans.COARSE, **tests, **tiled}
-        return Kernel(kernels.backward_keys, (columns * piece.heads // launches.size.groups,), constants)
-
-    return launches.once(f"keys{piece.name}", made)
-
-
-def _tests(launches: Launches, tiled: dict[str, Any], count: int, side: grids.TileSide, size: int) -> dict[str, bool]:
-    """Of a kernel whose loop takes `size` of `count` tokens at a time."""
-    tests = launches.tests((count - side[0]) % size == 0 and count >= size)
-    prefixes = tiled["QUERIES"][0] + tiled["KEYS"][0] > 0
-    return {**tests, "TESTED": tests["TESTED"] or prefixes}
-
-
-def _rows(launches: Launches) -> tuple[Kernel, int]:
-    """The kernel of the rows' sums, and how many of each kind a head has: see `tiles.Upstream`."""
-    most = min(spans.COARSE, max(16, power_of_2(launches.n)))  # rows of a tile
-    count = (cdiv(launches.n, most) + 1) * most  # a cell of a grid may begin at any row
-    constants = {name: launches.constants[name] for name in ("V", "V_PAD", "UNIT", "SUM")}
-    grid = (cdiv(count, _ROWS) * launches.batch * launches.heads,)
-    return Kernel(kernels.backward_rows, grid, {**constants, "ROWS": _ROWS}), count
+def _add_sides(
+    launches: Launches,
+    call: Call,
+    side: Literal["query", "key"],
+    found: tuple[Tensor | None, ...],
+    gradients: Gradients,
+) -> None:
+    """Add what the kernels wrote for a side of each, summed over the heads and the batch that share it."""
+    if not found:
+        return
+    for term, gradient in zip(launches.low_rank(call), found, strict=True):
+        x: Tensor = getattr(term, side)
+        gradients.add(x, None if gradient is None else gradient.mT.sum_to_size(x.shape))

@@ -17,7 +17,7 @@ element, else rows of the heads that share one key head, 128 at least.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -36,7 +36,7 @@ from relpos.engines.triton.launch import Launches, batch_stride, in_32_bits
 from relpos.engines.triton.limits import cdiv
 from relpos.engines.triton.vector_kernels import Others, Runs
 from relpos.engines.triton.vector_reads import AHEAD, Products, VectorChunk
-from relpos.engines.triton.vector_sets import MOST_SETS, Met, Set, number_bytes, sets_of, starts_of
+from relpos.engines.triton.vector_sets import MOST_SETS, Met, Set, number_bytes, starts_of
 
 
 class Rectangle(NamedTuple):
@@ -83,38 +83,37 @@ def _even(count: int, most: int, multiple: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What is launched at once: a part of a call with vectors, or the whole of one without.
+    """What is launched at once: a part of a call.
 
     Attributes:
         arguments: what the kernels take.
         heads, rows: how many there are.
-        part: the rectangle, with its vectors, or None.
+        part: the rectangle, with its vectors.
     """
 
     arguments: VectorChunk
     heads: int
     rows: int
-    part: Rectangle | None = None
-    vectors: CallVectors | None = None
+    part: Rectangle
+    vectors: CallVectors
 
     @cached_property
     def name(self) -> str:
         """Of the grid of its kernels."""
-        return "" if self.part is None else f" of {self.heads} x {self.rows}"
+        return f" of {self.heads} x {self.rows}"
 
     @cached_property
-    def varying(self) -> tuple[Any, ...] | None:
+    def varying(self) -> tuple[Any, ...]:
         """All that Triton looks at: the tensors are fresh, so 16 divides where they begin."""
-        return None if self.part is None else (*self.arguments[:3], *map(_kinds, self.arguments[3:]))
+        return (*self.arguments[:3], *map(_kinds, self.arguments[3:]))
 
     def pairs(self, side: Side, gradients: Gradients) -> Tensor | None:
         """Memory for a number for each pair, if vectors of a side need that for their gradients."""
-        learns = self.vectors is not None and self.vectors.learns(gradients, side)
-        return self.vectors.pairs() if self.vectors is not None and learns else None
+        return self.vectors.pairs() if self.vectors.learns(gradients, side) else None
 
     def collect(self, side: Side, pairs: Tensor | None, gradients: Gradients) -> None:
         """Add the gradients that follow from those of all pairs."""
-        if self.vectors is not None and self.part is not None and pairs is not None:
+        if pairs is not None:
             self.vectors.add_gradients(side, self.part, pairs, gradients)
 
 
@@ -128,19 +127,13 @@ class CallVectors:
         upstream: the gradient of the output, in the backward.
     """
 
-    def __init__(self, call: Call, sets: list[Set], launches: Launches, upstream: Tensor | None) -> None:
+    def __init__(self, call: Call, sets: list[Set], launches: Launches, upstream: Tensor | None = None) -> None:
         self.call, self.sets, self.launches, self.upstream = call, sets, launches, upstream
         self.columns = [one.columns() for one in sets]
         self.of_values = any("value" in one.met for one in sets)
         self.parts = self._parts()
         self._pairs: Tensor | None = None
         self._runs: dict[int, Runs] = {}
-
-    @classmethod
-    def of(cls, call: Call, launches: Launches, upstream: Tensor | None = None) -> CallVectors | None:
-        """Those of a call, or None."""
-        sets = sets_of(call) if launches.has_vectors else []
-        return cls(call, sets, launches, upstream) if sets else None
 
     def _parts(self) -> list[Rectangle]:
         launches, groups, n, m = self.launches, self.groups, self.launches.n, self.launches.m
@@ -304,19 +297,11 @@ class CallVectors:
                     into += sums @ self._vectors(one, met, part, 1.0)
 
 
-def pieces(vectors: CallVectors | None, launches: Launches) -> Iterable[Piece]:
-    """The parts that a call is computed in; one, if it has no vectors."""
-    if vectors is None:
-        whole = launches.once("whole", lambda: (Piece(_NO_CHUNK, launches.batch * launches.heads, launches.n),))
-        return whole
-    return vectors.pieces()
-
-
 _OWN, _COLUMNS, _ACROSS = 8, 16, 8
 """Tokens and columns of a program of `sum_by_column`, and pairs of each that it reads at once."""
 _NO_PRODUCTS = Products(None, None, None, 0, 0, None, None, 0, None, 0, 0)
 _NO_RUNS = Runs(None, None, None, None)
-_NO_CHUNK = VectorChunk(None, None, None, _NO_PRODUCTS, _NO_PRODUCTS, _NO_PRODUCTS)
+NO_CHUNK = VectorChunk(None, None, None, _NO_PRODUCTS, _NO_PRODUCTS, _NO_PRODUCTS)
 
 
 def _by_batch(x: Tensor) -> tuple[Tensor, int]:

@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from torch import Tensor
-
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import table, window_kernels
 from relpos.engines.triton.handles import Kernel
-from relpos.engines.triton.launch import Launches, with_strides
+from relpos.engines.triton.launch import Launches
 from relpos.engines.triton.limits import cdiv, power_of_2
 
 
@@ -41,17 +39,20 @@ def _edge(launches: Launches) -> int:
     return max(16, power_of_2(max(launches.n, launches.m)))
 
 
-def backward(
-    launches: Launches, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None,
-    common: tuple[Any, ...], gradients: Gradients, varying: Hashable,
-) -> None:  # fmt: skip
-    """Add to the gradients. `common`: q, k and v, sizes, bias, mask and dropout; `varying`: see `Kernel`."""
+def backward(launches: Launches, call: Call, read: tuple[Any, ...], gradients: Gradients, varying: Hashable) -> None:
+    """Add to the gradients.
+
+    Args:
+        read: the output, its gradient with its strides, log-sum-exp and its gradient, q, k and v, sizes, bias, mask and
+            dropout. varying: see `Kernel`.
+    """
     line = launches.line(call)
     assert line is not None
     kernel, share = launches.once("windows", lambda: _kernel(launches))
     made = [x.new_empty(x.shape) for x in (call.q, call.k, call.v)]
     partial = table.pairs(launches, kernel.grid[1])
-    kernel(*made, partial, out, *with_strides(d_out), lse, d_lse, *common, launches.batch, share, varying=varying)
+    out, upstream, *rest = read
+    kernel(*made, partial, out, *upstream, *rest, launches.batch, share, varying=varying)
     for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
         gradients.add(x, gradient)
     gradients.add(line.values, table.of_pairs(launches, line, partial))
