@@ -76,6 +76,17 @@ class Floor(torch.autograd.Function):
         return *found, None
 
 
+def replace_kernels() -> None:
+    """Put idle kernels where those are that a call without a mask launches."""
+    from relpos.engines.triton import handles, kernels, table_kernels
+
+    handles.CompiledKernel = Idle  # type: ignore[assignment,misc]
+    for name in ("forward", "backward_rows", "backward_queries", "backward_keys"):
+        setattr(kernels, name, Idle(getattr(kernels, name).arg_names))
+    for name in ("padded", "backward_pairs", "sum_of_pairs"):
+        setattr(table_kernels, name, Idle(getattr(table_kernels, name).arg_names))
+
+
 def microseconds(works: dict[str, Callable[[], object]], rounds: int, count: int = 20) -> dict[str, float]:
     """Of the processor, a call of each, the least of many short rounds in turns: what else a machine does falls on all
     alike, and passes over some rounds of each."""
@@ -132,13 +143,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    from relpos.engines.triton import handles, kernels, table_kernels
-
-    handles.CompiledKernel = Idle  # type: ignore[assignment,misc]
-    for name in ("forward", "backward_rows", "backward_queries", "backward_keys"):
-        setattr(kernels, name, Idle(getattr(kernels, name).arg_names))
-    for name in ("padded", "backward_pairs", "sum_of_pairs"):
-        setattr(table_kernels, name, Idle(getattr(table_kernels, name).arg_names))
+    replace_kernels()
     upstream = torch.ones(BATCH, HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)
     forms = works()
 

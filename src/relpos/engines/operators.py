@@ -35,7 +35,7 @@ class Gradients:
     def __init__(self, tensors: Sequence[Tensor], kind: Hashable = None) -> None:
         self.tensors, self.kind = tensors, kind
         self.sums: list[Tensor | None] = [None] * len(tensors)
-        self._indices = {id(x): index for index, x in enumerate(tensors)}
+        self._indices = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
 
     def wants(self, x: Tensor | None) -> bool:
         """Whether a tensor is among them."""
@@ -64,7 +64,12 @@ class Gradients:
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
-        return [_finished(gradient, x) for gradient, x in zip(self.sums, self.tensors, strict=True)]
+        return [
+            gradient
+            if gradient is not None and gradient.dtype is x.dtype and gradient.is_contiguous()
+            else _finished(gradient, x)
+            for gradient, x in zip(self.sums, self.tensors, strict=True)
+        ]
 
 
 def _finished(gradient: Tensor | None, x: Tensor) -> Tensor:
@@ -164,7 +169,7 @@ _OWN = {Tensor, torch.nn.Parameter}
 
 Saved = Sequence[Any]
 """The output, the log-sum-exp and their gradients; the last may be None."""
-_StepBack = Callable[[Call, list[Tensor], Saved, list[int]], list[Tensor]]
+_StepBack = Callable[[Call, list[Tensor], Saved, tuple[int, ...]], list[Tensor]]
 """Takes a call, its tensors, what `Saved` has and which tensors want gradients: these gradients."""
 
 _LEADING = 2
@@ -177,6 +182,8 @@ class _ByNode(NamedTuple):
     forward: RunForward
     step_back: _StepBack
     form: CallForm
+    needed: dict[tuple[bool, ...], tuple[int, ...]]
+    """Which tensors want gradients, by what autograd says of the node's arguments."""
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp, with a gradient."""
@@ -206,12 +213,17 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        needs_gradient = ctx.needs_input_grad[_LEADING:]
-        needed = [index for index, wanted in enumerate(needs_gradient) if wanted]
-        call = ctx.way.form.call(tensors, ctx.lines)
+        way, needs_gradient = ctx.way, ctx.needs_input_grad
+        needed = way.needed.get(needs_gradient)
+        if needed is None:
+            needed = tuple(at for at, wanted in enumerate(needs_gradient[_LEADING:]) if wanted)
+            way.needed[needs_gradient] = needed
+        call = way.form.call(tensors, ctx.lines)
         call.prepared = ctx.prepared
-        found = iter(ctx.way.step_back(call, tensors, (out, lse, d_out, d_lse), needed))
-        return *(None,) * _LEADING, *(next(found) if wanted else None for wanted in needs_gradient)
+        found: list[Tensor | None] = [None] * len(needs_gradient)
+        for index, gradient in zip(needed, way.step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
+            found[_LEADING + index] = gradient
+        return tuple(found)
 
 
 class Operator:
@@ -234,7 +246,7 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = _ByNode(self._forward, self._stepping_back(self._backward), form)
+        way = _ByNode(self._forward, self._stepping_back(self._backward), form, {})
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -254,7 +266,7 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = _ByNode(forward, self._stepping_back(backward), CallForm(call))
+                way = _ByNode(forward, self._stepping_back(backward), CallForm(call), {})
                 ready = way.run if way.learns(call) else forward
             return ready(call)
 
@@ -268,7 +280,7 @@ class Operator:
         return partial(self._step_back, backward)
 
     def _step_back(
-        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: list[int]
+        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: tuple[int, ...]
     ) -> list[Tensor]:
         *results, d_lse = saved
         if torch.is_grad_enabled() or _seen_by_operators((*tensors, *results)):  # create_graph, compiled autograd
@@ -281,11 +293,11 @@ class Operator:
 
 
 def _gradients(
-    backward: RunBackward, tensors: list[Tensor], call: Call, saved: Saved, needed: list[int]
+    backward: RunBackward, tensors: list[Tensor], call: Call, saved: Saved, needed: tuple[int, ...]
 ) -> list[Tensor]:
     """The gradients of the tensors at `needed` indices."""
     out, lse, d_out, d_lse = saved
-    gradients = Gradients([tensors[index] for index in needed], tuple(needed))
+    gradients = Gradients([tensors[index] for index in needed], needed)
     with without_autocast(out.device):
         backward(call, out, lse, d_out, d_lse, gradients)
     return gradients.finished()
@@ -319,7 +331,7 @@ def _register(engine: str, forward: RunForward, backward: RunBackward) -> tuple[
     def attend_backward(tensors: list[Tensor], numbers: list[int], structure: str, *rest: Any) -> list[Tensor]:
         *saved, needed = rest
         tensors = _distinct(tensors)
-        found = _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, needed)
+        found = _gradients(backward, tensors, unpack(tensors, numbers, structure), saved, tuple(needed))
         return [x.contiguous() for x in found]
 
     @attend_backward.register_fake

@@ -143,16 +143,25 @@ class CallForm:
             return lambda tensors, lines: tuple([make(tensors, lines) for make in makers])
         if type(node).__name__ not in CLASSES and type(node) is not Call:
             return None
-        named = {field.name: getattr(node, field.name) for field in fields(node)}
-        makers_of = {name: self._maker(part, (*path, name), known) for name, part in named.items()}
-        varying = [(name, make) for name, make in makers_of.items() if make is not None]
-        same = {name: part for name, part in named.items() if makers_of[name] is None}
+        places: list[tuple[str, int]] = []
+        varying: list[tuple[str, _PartMaker]] = []
+        same: dict[str, Any] = {}
+        for field in fields(node):
+            name, part, there = field.name, getattr(node, field.name), (*path, field.name)
+            if isinstance(part, Tensor):
+                places.append((name, self._index(part, there, known)))
+            elif (make_part := self._maker(part, there, known)) is not None:
+                varying.append((name, make_part))
+            else:
+                same[name] = part
         kind = type(node)
 
         def make(tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Any:
             instance: Any = object.__new__(kind)
             attributes = instance.__dict__
             attributes.update(same)
+            for name, index in places:
+                attributes[name] = tensors[index]
             for name, make_part in varying:
                 attributes[name] = make_part(tensors, lines)
             return instance

@@ -19,7 +19,7 @@ from relpos.core.line import Ramp
 from relpos.engines.triton import prefix_kernels, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
 from relpos.engines.triton.launch import Launches
-from relpos.engines.triton.limits import MOST_AXES, are_few, cdiv, power_of_2
+from relpos.engines.triton.limits import MOST_AXES, cdiv, power_of_2
 
 Common = tuple[Any, ...]
 """The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
@@ -28,7 +28,7 @@ Common = tuple[Any, ...]
 def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
     """The gradient of `values`, in their shape. `varying`: see `Kernel`."""
     values, lines = line.values, line.lines
-    if are_few(lines):
+    if launches.few:
         kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
         partial = pairs(launches, kernel.grid[2])
         kernel(partial, *rows, launches.batch, share, varying=varying)
@@ -52,14 +52,14 @@ _ENTRIES, _ACROSS = 16, 32
 
 def pairs(launches: Launches, parts: int) -> Float[Tensor, "parts H N M"]:
     """For the gradient of every pair's score, summed over parts of the batch."""
-    return torch.empty((parts, launches.heads, launches.n, launches.m), dtype=launches.wide, device=launches.device)
+    return torch.empty(parts, launches.heads, launches.n, launches.m, dtype=launches.wide, device=launches.device)
 
 
 def of_pairs(launches: Launches, line: LineBias, partial: Float[Tensor, "parts H N M"]) -> Float[Tensor, "H L"]:
     """The gradient of `values`, in their shape, from that of every pair's score."""
     values, lines, n, m = line.values, line.lines, launches.n, launches.m
     order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
-    result = torch.empty((launches.heads, lines.length), dtype=launches.wide, device=launches.device)
+    result = partial.new_empty(launches.heads, lines.length)
     launches.once("sum", lambda: _sum_kernel(launches, lines.length))(
         result, partial, order, begins, len(partial), n * m, lines.length, launches.heads, varying=None
     )
