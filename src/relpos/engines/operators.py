@@ -181,6 +181,8 @@ class _ByNode(NamedTuple):
 
     forward: RunForward
     step_back: _StepBack
+    step_back_from_any: _StepBack
+    """The same from tensors of any strides, as hooks on saved tensors may give back."""
     form: CallForm
     needed: dict[tuple[bool, ...], tuple[int, ...]]
     """Which tensors want gradients, by what autograd says of the node's arguments."""
@@ -204,24 +206,26 @@ class _Node(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
-        ctx.way, ctx.lines = way, way.form.lines(call)
         # Hooks may give other tensors back, as those of a checkpoint do once its weights have changed.
-        ctx.prepared = None if hooks_on_saved_tensors() else call.prepared
+        hooked = hooks_on_saved_tensors()
+        kept = (way.step_back_from_any, None) if hooked else (way.step_back, call.prepared)
+        ctx.kept = way, way.form.lines(call), *kept
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        way, needs_gradient = ctx.way, ctx.needs_input_grad
+        way, lines, step_back, prepared = ctx.kept
+        needs_gradient = ctx.needs_input_grad
         needed = way.needed.get(needs_gradient)
         if needed is None:
             needed = tuple(at for at, wanted in enumerate(needs_gradient[_LEADING:]) if wanted)
             way.needed[needs_gradient] = needed
-        call = way.form.call(tensors, ctx.lines)
-        call.prepared = ctx.prepared
+        call = way.form.call(tensors, lines)
+        call.prepared = prepared
         found: list[Tensor | None] = [None] * len(needs_gradient)
-        for index, gradient in zip(needed, way.step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
+        for index, gradient in zip(needed, step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
             found[_LEADING + index] = gradient
         return tuple(found)
 
@@ -246,7 +250,7 @@ class Operator:
         form = CallForm(call)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = _ByNode(self._forward, self._stepping_back(self._backward), form, {})
+        way = self._by_node(self._forward, self._backward, form)
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -266,7 +270,7 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = _ByNode(forward, self._stepping_back(backward), CallForm(call), {})
+                way = self._by_node(forward, backward, CallForm(call))
                 ready = way.run if way.learns(call) else forward
             return ready(call)
 
@@ -276,8 +280,9 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _stepping_back(self, backward: RunBackward) -> _StepBack:
-        return partial(self._step_back, backward)
+    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm) -> _ByNode:
+        from_any = partial(self._step_back, self._backward)
+        return _ByNode(forward, partial(self._step_back, backward), from_any, form, {})
 
     def _step_back(
         self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: tuple[int, ...]
