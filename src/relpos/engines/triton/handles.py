@@ -16,7 +16,7 @@ from triton.compiler import CompiledKernel
 
 class Alignment:
     """Whether 16 divides where each tensor in some tuples begins: one bit for each, or 0 if it divides all. Asked of
-    tuples like the first, with tensors at the same indices."""
+    tuples like the first, which have tensors at the same indices."""
 
     def __init__(self) -> None:
         self._tensors: list[tuple[int, int]] | None = None
@@ -52,13 +52,13 @@ class Kernel:
         self._last: tuple[Any, ...] = ()
         self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, *arguments: Any, varying: Hashable) -> None:
+    def launch(self, varying: Hashable, *arguments: Any) -> None:
         """Launch it.
 
         Args:
-            arguments: all but the constants, in order.
             varying: all that Triton looks at and that calls of one structure may differ in: the `Alignment` of tensors
                 that are not fresh, and strides.
+            arguments: all but the constants, in order.
         """
         known = self._compiled.get(varying)
         if known is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton.language as tl
@@ -56,6 +56,7 @@ class Launches:
         plain = call.mask is None or call.mask.is_interval
         self.spans = spans.allowed(call.mask, self.n, self.m, self.device) if plain else None
         self.threshold = int(call.dropout * 2**32)
+        self.aligned = Alignment()
         self.inverse = tl.constexpr(1 / self.scale) if self.scale else None
         self._made: dict[Hashable, Any] = {}
 
@@ -78,6 +79,18 @@ class Launches:
         found: QueryScale | None = None if self.factor_at is None else call.terms.items[self.factor_at]  # type: ignore[assignment]
         return found
 
+    def given(self, call: Call) -> Given:
+        """What the kernels are given of a call."""
+        qkv, bias, (allowed, of_queries, of_keys) = self.qkv(call), self.bias(call), self.allowed(call)
+        at = self.aligned(qkv, allowed) if self.keeps_bias else self.aligned(qkv, allowed, bias)
+        return Given(qkv, bias, allowed, of_queries, of_keys, at)
+
+    def given_back(self, call: Call) -> Given:
+        """The same for the backward of a call, with what the forward left."""
+        if call.prepared is None:
+            return self.given(call)
+        return Given(self.qkv(call), call.prepared[0], *self.allowed(call), call.prepared[1])
+
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
         q, k, v = self.readers
@@ -92,7 +105,7 @@ class Launches:
         values = line.values
         kernel, size, head, place = self.once("padded", lambda: self._table(line))
         table = torch.empty(size, dtype=self.wide, device=self.device)
-        kernel(table, values, *values.stride(), values.shape[1], varying=values.data_ptr() % 16)
+        kernel.launch(values.data_ptr() % 16, table, values, *values.stride(), values.shape[1])
         if self.affine:
             return tiles.Bias(table, head, None, 0, None, 0, *place, *rest)
         query, key = in_32_bits(line.lines)
@@ -146,10 +159,6 @@ class Launches:
             return _NO_DROPOUT
         factor = torch.full((1,), 1 / (1 - call.dropout), dtype=self.wide, device=self.device)
         return tiles.Dropout(call.seed.view(1), self.threshold, factor)
-
-    def aligned(self, kind: str, *groups: tuple[Any, ...]) -> int:
-        """Where the tensors in some tuples begin, which are alike for all calls of a kind: see `Alignment`."""
-        return self.once(f"alignment, {kind}", Alignment)(*groups)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The result of `make`, cached: a kernel, with all that depends on the structure."""
@@ -211,6 +220,18 @@ class Launches:
             sides = None
         queries, keys = sides or plain
         return {"ALIKE": sides is not None, "QUERIES": queries, "KEYS": keys}
+
+
+class Given(NamedTuple):
+    """What the kernels are given of a call: q, k and v, the bias, the mask, the spans of queries and of keys; and where
+    tensors begin that are not fresh (`Alignment`)."""
+
+    qkv: tiles.QKV
+    bias: tiles.Bias
+    allowed: tiles.Allowed
+    of_queries: tiles.Spans
+    of_keys: tiles.Spans
+    begins: int
 
 
 class _Reader:

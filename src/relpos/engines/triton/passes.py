@@ -11,7 +11,6 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, steps, table, tiles, vector_passes, windows
-from relpos.engines.triton.handles import Alignment
 from relpos.engines.triton.launch import Launches, readable, with_strides
 from relpos.engines.triton.vectors import NO_CHUNK
 
@@ -28,13 +27,12 @@ def forward(call: Call, launches: Launches | None = None) -> tuple[Float[Tensor,
         return vector_passes.forward(call, launches)
     q, batch, heads, n = call.q, launches.batch, launches.heads, launches.n
     out, lse = q.new_empty(batch, heads, n, launches.v), q.new_empty(batch, heads, n, dtype=launches.wide)
-    allowed, queries, _ = launches.allowed(call)
-    qkv, bias = launches.qkv(call), launches.bias(call)
-    call.prepared = bias if launches.keeps_bias else None
+    qkv, bias, allowed, of_queries, _, begins = launches.given(call)
+    call.prepared = (bias, begins) if launches.keeps_bias else None
     kernel = launches.once("forward", lambda: steps.by_queries(launches, "forward", kernels.forward, n, batch * heads))
-    kernel(
-        out, lse, qkv, launches.size, bias, allowed, queries, launches.dropout(call), launches.sink(call), NO_CHUNK,
-        varying=launches.aligned("forward", qkv, bias, allowed),
+    kernel.launch(
+        begins, out, lse, qkv, launches.size, bias, allowed, of_queries, launches.dropout(call), launches.sink(call),
+        NO_CHUNK,
     )  # fmt: skip
     return out, lse
 
@@ -66,7 +64,7 @@ class _Backward:
     """
 
     def __init__(self, launches: Launches, call: Call, gradients: Gradients) -> None:
-        self.launches, self.bits = launches, Alignment()
+        self.launches = launches
         wants, heads = gradients.wants, launches.batch * launches.heads
         line, factor, ranks = launches.line(call), launches.factor(call), launches.low_rank(call)
         self.of_line = line is not None and wants(line.values)
@@ -87,21 +85,20 @@ class _Backward:
     ) -> None:
         """Add to the gradients that are wanted. `out`, `lse` and `d_lse` are contiguous, `d_out` is `readable`."""
         launches = self.launches
-        allowed, of_queries, of_keys = launches.allowed(call)
-        qkv, bias, dropout = launches.qkv(call), call.prepared or launches.bias(call), launches.dropout(call)
-        size, upstream = launches.size, with_strides(d_out)
-        varying = d_lse is None, self.bits((out, lse, d_out, d_lse), qkv, bias, allowed), upstream[1:]
+        qkv, bias, allowed, of_queries, of_keys, begins = launches.given_back(call)
+        size, dropout, upstream = launches.size, launches.dropout(call), with_strides(d_out)
+        varying = begins, d_out.data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, upstream[1:]
         if self.by_windows:
             read = out, upstream, lse, d_lse, qkv, size, bias, allowed, dropout
             windows.backward(launches, call, read, gradients, varying)
             return
         up = tiles.Upstream(*upstream, lse.new_empty(launches.batch, launches.heads, 2, self.count), self.count)
-        self.rows(out, up, lse, d_lse, size, varying=varying)
+        self.rows.launch(varying, out, up, lse, d_lse, size)
         if self.queries is not None:
             d_q, d_factor = _empty(call.q), torch.empty_like(lse) if self.of_factor else None
             sides = _empty_sides(launches, call, "query", self.of_query_sides)
-            self.queries(
-                d_q, d_factor, sides, None, up, qkv, size, bias, allowed, of_queries, dropout, NO_CHUNK, varying=varying
+            self.queries.launch(
+                varying, d_q, d_factor, sides, None, up, qkv, size, bias, allowed, of_queries, dropout, NO_CHUNK
             )
             gradients.add(call.q, d_q)
             factor = launches.factor(call)
@@ -110,7 +107,7 @@ class _Backward:
             _add_sides(launches, call, "query", sides, gradients)
         if self.keys is not None:
             d_k, d_v, sides = _empty(call.k), _empty(call.v), _empty_sides(launches, call, "key", self.of_key_sides)
-            self.keys(d_k, d_v, sides, None, up, qkv, size, bias, allowed, of_keys, dropout, NO_CHUNK, varying=varying)
+            self.keys.launch(varying, d_k, d_v, sides, None, up, qkv, size, bias, allowed, of_keys, dropout, NO_CHUNK)
             gradients.add(call.k, d_k)
             gradients.add(call.v, d_v)
             _add_sides(launches, call, "key", sides, gradients)

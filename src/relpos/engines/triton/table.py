@@ -31,7 +31,7 @@ def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable
     if launches.few:
         kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
         partial = pairs(launches, kernel.grid[2])
-        kernel(partial, *rows, launches.batch, share, varying=varying)
+        kernel.launch(varying, partial, *rows, launches.batch, share)
         return of_pairs(launches, line, partial)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
@@ -60,8 +60,8 @@ def of_pairs(launches: Launches, line: LineBias, partial: Float[Tensor, "parts H
     values, lines, n, m = line.values, line.lines, launches.n, launches.m
     order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
     result = partial.new_empty(launches.heads, lines.length)
-    launches.once("sum", lambda: _sum_kernel(launches, lines.length))(
-        result, partial, order, begins, len(partial), n * m, lines.length, launches.heads, varying=None
+    launches.once("sum", lambda: _sum_kernel(launches, lines.length)).launch(
+        None, result, partial, order, begins, len(partial), n * m, lines.length, launches.heads
     )
     return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
 
@@ -107,8 +107,8 @@ def _between_tokens(
     queries, keys = _cells(query.prefix, query_sizes, edge), _cells(key.prefix, key_sizes, edge)
     spans = [a + b - 1 for a, b in zip(queries[2:], keys[2:], strict=True)]
     partial = result.new_empty(launches.heads, math.prod(spans[:2]), spans[2], 2, edge)
-    launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, edge))(
-        partial, *rows, launches.batch, queries, keys, varying=varying
+    launches.once("table", lambda: _table_kernel(launches, queries, keys, spans, edge)).launch(
+        varying, partial, *rows, launches.batch, queries, keys
     )
     # neighbouring cells of the last axis overlap by half: these are its offsets, from -EDGE times the key cells on
     whole = result.new_zeros(launches.heads, partial.shape[1], spans[2] + 1, edge)
@@ -140,7 +140,7 @@ def _of_prefixes(launches: Launches, lines: Lines, rows: Common, varying: Hashab
     kernel, share = launches.once("prefix", lambda: _prefix_kernel(launches, query.prefix, key.prefix))
     parts, n, m = kernel.grid[2], launches.n, launches.m
     partial = torch.empty((parts, launches.heads, m + n), dtype=launches.wide, device=launches.device)
-    kernel(partial, *rows, launches.batch, share, query.prefix, key.prefix, varying=varying)
+    kernel.launch(varying, partial, *rows, launches.batch, share, query.prefix, key.prefix)
     of_keys, of_queries = (x.sum(dim=0) if parts > 1 else x[0] for x in (partial[:, :, :m], partial[:, :, m:]))
     tokens, origin = lines.layout.tokens, lines.origin
     if query.prefix:  # one coordinate of all its queries

@@ -25,18 +25,16 @@ def forward(call: Call, launches: Launches) -> tuple[Float[Tensor, "B H N V"], F
     adds = vectors.of_values
     out = q.new_empty((batch, heads, n, v), dtype=launches.wide if adds else q.dtype)
     lse = q.new_empty((batch, heads, n), dtype=launches.wide)
-    allowed, queries, _ = launches.allowed(call)
-    qkv, bias = launches.qkv(call), launches.bias(call)
-    varying = launches.aligned("forward", qkv, bias, allowed)
-    common = launches.size, bias, allowed, queries, launches.dropout(call)
+    qkv, bias, allowed, of_queries, _, begins = launches.given(call)
+    common = launches.size, bias, allowed, of_queries, launches.dropout(call)
     for piece in vectors.pieces():
-        own = varying, piece.varying
-        _by_queries(launches, "forward", kernels.forward, piece)(
-            out, lse, qkv, *common, launches.sink(call), piece.arguments, varying=own
+        own = begins, piece.varying
+        _by_queries(launches, "forward", kernels.forward, piece).launch(
+            own, out, lse, qkv, *common, launches.sink(call), piece.arguments
         )
         if adds:
             pairs = vectors.pairs()
-            _weights(launches, piece)(pairs, lse, qkv, *common, piece.arguments, varying=own)
+            _weights(launches, piece).launch(own, pairs, lse, qkv, *common, piece.arguments)
             vectors.add_outputs(out, piece, pairs)
         del piece  # its products, before the next are made
     return out.to(q.dtype) if adds else out, lse
@@ -48,13 +46,11 @@ def backward(
     """As `passes.backward`; the gradient of a bias beside vectors is not supported."""
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
-    allowed, of_queries, of_keys = launches.allowed(call)
-    qkv, bias = launches.qkv(call), launches.bias(call)
-    kind = "back" if d_lse is None else "back, of the log-sum-exp too"
-    varying = kind, launches.aligned(kind, (out, lse, d_out, d_lse), qkv, bias, allowed), d_out.stride()
+    qkv, bias, allowed, of_queries, of_keys, begins = launches.given_back(call)
+    varying = begins, d_out.data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, d_out.stride()
     rows_kernel, count = launches.once("rows", lambda: of_rows(launches))
     up = tiles.Upstream(*with_strides(d_out), lse.new_empty((launches.batch, launches.heads, 2, count)), count)
-    rows_kernel(out, up, lse, d_lse, launches.size, varying=varying)
+    rows_kernel.launch(varying, out, up, lse, d_lse, launches.size)
     rows = up, qkv, launches.size, bias, allowed
     vectors, scale = CallVectors(call, sets_of(call), launches, d_out), launches.factor(call)
     learned = scale is not None and gradients.wants(scale.factor)
@@ -70,18 +66,18 @@ def backward(
         own, tail = (varying, piece.varying), (launches.dropout(call), piece.arguments)
         if d_q is not None:
             pairs = piece.pairs("query", gradients)
-            _by_queries(launches, "queries", kernels.backward_queries, piece)(
-                d_q, d_factor, no_sides, pairs, *rows, of_queries, *tail, varying=(*own, learned, pairs is not None)
+            _by_queries(launches, "queries", kernels.backward_queries, piece).launch(
+                (*own, learned, pairs is not None), d_q, d_factor, no_sides, pairs, *rows, of_queries, *tail
             )
             piece.collect("query", pairs, gradients)
         if d_k is not None:
             pairs = piece.pairs("key", gradients)
             keys = launches.once(f"keys{piece.name}", lambda: by_keys(launches, piece.heads))  # noqa: B023
-            keys(d_k, d_v, no_sides, pairs, *rows, of_keys, *tail, varying=(*own, pairs is not None))
+            keys.launch((*own, pairs is not None), d_k, d_v, no_sides, pairs, *rows, of_keys, *tail)
             piece.collect("key", pairs, gradients)
         pairs = piece.pairs("value", gradients)
         if pairs is not None:
-            _weights(launches, piece)(pairs, lse, *rows[1:], of_queries, *tail, varying=own)
+            _weights(launches, piece).launch(own, pairs, lse, *rows[1:], of_queries, *tail)
             piece.collect("value", pairs, gradients)
         del piece, tail  # its products, before the next are made
     for x, gradient in ((call.q, d_q), (call.k, d_k), (call.v, d_v)):

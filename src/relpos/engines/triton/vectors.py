@@ -240,8 +240,8 @@ class CallVectors:
             constants = {"SIGN": -1 if by_key else 1, "OWN": _OWN, "COLUMNS": _COLUMNS, "ACROSS": _ACROSS}
             return Kernel(vector_kernels.sum_by_column, grid, {**constants, "SUM": launches.constants["SUM"]})
 
-        launches.once(f"sums {by_key} {grid[0]}", made)(
-            out, pairs, others_of, runs, *sizes, varying=(sizes, _kinds(others_of), _kinds(runs))
+        launches.once(f"sums {by_key} {grid[0]}", made).launch(
+            (sizes, _kinds(others_of), _kinds(runs)), out, pairs, others_of, runs, *sizes
         )
         return out
 

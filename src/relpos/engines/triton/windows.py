@@ -52,7 +52,7 @@ def backward(launches: Launches, call: Call, read: tuple[Any, ...], gradients: G
     made = [x.new_empty(x.shape) for x in (call.q, call.k, call.v)]
     partial = table.pairs(launches, kernel.grid[1])
     out, upstream, *rest = read
-    kernel(*made, partial, out, *upstream, *rest, launches.batch, share, varying=varying)
+    kernel.launch(varying, *made, partial, out, *upstream, *rest, launches.batch, share)
     for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
         gradients.add(x, gradient)
     gradients.add(line.values, table.of_pairs(launches, line, partial))
