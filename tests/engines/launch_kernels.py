@@ -168,7 +168,7 @@ def compare() -> int:
         if workspace < 2**29:
             continue
         assert len(kept._made["forward"]._compiled) == 2  # where q and v begin
-        of_queries = kept._made["all", False].queries
+        of_queries = kept.backwards["all"].queries
         assert where is _WINDOW or len(of_queries._compiled) == 4  # and the strides of the gradient
     print(f"{compared} launches compared")
     return 0

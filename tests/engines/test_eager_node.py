@@ -170,12 +170,12 @@ def test_what_a_forward_leaves_to_its_backward_is_no_part_of_a_call() -> None:
     here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     q, k, v, values = (x.detach().to(here) for x in made())
     one = Arguments(q, k, v, LineBias(values, LINE.to(here))).call()
-    packed, tensors = operators.pack(one), CallForm(one).tensors(one)
+    packed, tensors = operators.pack(one), CallForm(one, as_packed=True).tensors(one)
     TRITON.run(one)
     assert one.prepared is not None
     assert replace(one, q=k).prepared is None  # of other tensors it would be wrong
     assert operators.pack(one)[1:] == packed[1:]
-    assert list(map(id, CallForm(one).tensors(one))) == list(map(id, tensors))
+    assert list(map(id, CallForm(one, as_packed=True).tensors(one))) == list(map(id, tensors))
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -35,22 +35,22 @@ class Gradients:
     def __init__(self, tensors: Sequence[Tensor], kind: Hashable = None) -> None:
         self.tensors, self.kind = tensors, kind
         self.sums: list[Tensor | None] = [None] * len(tensors)
-        self._indices = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
+        self._ids = list(map(id, tensors))  # few: searching takes less time than a dict
 
     def wants(self, x: Tensor | None) -> bool:
         """Whether a tensor is among them."""
-        return id(x) in self._indices
+        return id(x) in self._ids
 
     def add(self, x: Tensor | None, gradient: Tensor | None) -> None:
         """Add to the gradient of a tensor, which may occur in several parts of a call, if its gradient is wanted."""
-        index = self._indices.get(id(x))
-        if index is not None and gradient is not None:
+        if gradient is not None and id(x) in self._ids:
+            index = self._ids.index(id(x))
             known = self.sums[index]
             self.sums[index] = gradient if known is None else known + gradient
 
     def buffer(self, x: Tensor) -> Tensor:
         """The buffer to add to in place: zeros at first, in float32 or wider."""
-        index = self._indices[id(x)]
+        index = self._ids.index(id(x))
         known = self.sums[index]
         if known is None:
             known = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
@@ -59,8 +59,7 @@ class Gradients:
 
     def of(self, x: Tensor) -> Tensor | None:
         """The gradient of a tensor so far; None means zeros."""
-        index = self._indices.get(id(x))
-        return None if index is None else self.sums[index]
+        return self.sums[self._ids.index(id(x))] if id(x) in self._ids else None
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
@@ -177,15 +176,19 @@ _LEADING = 2
 
 
 class _ByNode(NamedTuple):
-    """How calls of one structure are computed by an autograd node."""
+    """How calls of one structure are computed by an autograd node.
+
+    Attributes:
+        needed: which tensors want gradients, by what autograd says of the node's arguments.
+        hooked: whether hooks on saved tensors may give back others than were saved, as those of a checkpoint do once
+            its weights have changed, or with other strides.
+    """
 
     forward: RunForward
     step_back: _StepBack
-    step_back_from_any: _StepBack
-    """The same from tensors of any strides, as hooks on saved tensors may give back."""
     form: CallForm
     needed: dict[tuple[bool, ...], tuple[int, ...]]
-    """Which tensors want gradients, by what autograd says of the node's arguments."""
+    hooked: bool
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp, with a gradient."""
@@ -206,26 +209,22 @@ class _Node(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # A mask or lines made in inference mode cannot be saved themselves.
         ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
-        # Hooks may give other tensors back, as those of a checkpoint do once its weights have changed.
-        hooked = hooks_on_saved_tensors()
-        kept = (way.step_back_from_any, None) if hooked else (way.step_back, call.prepared)
-        ctx.kept = way, way.form.lines(call), *kept
+        ctx.kept = way, way.form.lines(call), None if way.hooked else call.prepared
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        way, lines, step_back, prepared = ctx.kept
-        needs_gradient = ctx.needs_input_grad
-        needed = way.needed.get(needs_gradient)
-        if needed is None:
-            needed = tuple(at for at, wanted in enumerate(needs_gradient[_LEADING:]) if wanted)
-            way.needed[needs_gradient] = needed
+        way, lines, prepared = ctx.kept
         call = way.form.call(tensors, lines)
         call.prepared = prepared
-        found: list[Tensor | None] = [None] * len(needs_gradient)
-        for index, gradient in zip(needed, step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
+        wanted = ctx.needs_input_grad
+        needed = way.needed.get(wanted)
+        if needed is None:
+            needed = way.needed[wanted] = tuple(at for at, wants in enumerate(wanted[_LEADING:]) if wants)
+        found: list[Tensor | None] = [None] * len(wanted)
+        for index, gradient in zip(needed, way.step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
             found[_LEADING + index] = gradient
         return tuple(found)
 
@@ -247,10 +246,11 @@ class Operator:
         """Output and log-sum-exp of any call."""
         if torch.compiler.is_compiling():
             return self._by_operator(call)
-        form = CallForm(call)
+        hooked = hooks_on_saved_tensors()
+        form = CallForm(call, as_packed=hooked)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = self._by_node(self._forward, self._backward, form)
+        way = self._by_node(self._forward, self._backward, form, hooked)
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -270,8 +270,13 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = self._by_node(forward, backward, CallForm(call))
-                ready = way.run if way.learns(call) else forward
+                way = self._by_node(forward, backward, CallForm(call, as_packed=False), hooked=False)
+                of_any = self._by_node(forward, self._backward, CallForm(call, as_packed=True), hooked=True)
+
+                def run(call: Call) -> tuple[Tensor, Tensor]:
+                    return (of_any if hooks_on_saved_tensors() else way).run(call)
+
+                ready = run if way.learns(call) else forward
             return ready(call)
 
         return compute
@@ -280,19 +285,20 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm) -> _ByNode:
-        from_any = partial(self._step_back, self._backward)
-        return _ByNode(forward, partial(self._step_back, backward), from_any, form, {})
+    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm, hooked: bool) -> _ByNode:
+        return _ByNode(forward, partial(self._step_back, backward, hooked), form, {}, hooked)
 
     def _step_back(
-        self, backward: RunBackward, call: Call, tensors: list[Tensor], saved: Saved, needed: tuple[int, ...]
-    ) -> list[Tensor]:
-        *results, d_lse = saved
-        if torch.is_grad_enabled() or _seen_by_operators((*tensors, *results)):  # create_graph, compiled autograd
-            saved = *results, torch.zeros_like(results[1]) if d_lse is None else d_lse
+        self, backward: RunBackward, hooked: bool, call: Call, tensors: list[Tensor], saved: Saved,
+        needed: tuple[int, ...],
+    ) -> list[Tensor]:  # fmt: skip
+        out, lse, d_out, d_lse = saved
+        unknown = (*tensors, out, lse, d_out) if hooked else (d_out,)  # whose class the forward did not see
+        if torch.is_grad_enabled() or _seen_by_operators(unknown):  # create_graph, compiled autograd
+            d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
             packed, *others = pack(call)
             indices = [next(at for at, x in enumerate(packed) if x is tensors[index]) for index in needed]
-            found: list[Tensor] = self._attend_backward(packed, *others, *saved, indices)
+            found: list[Tensor] = self._attend_backward(packed, *others, out, lse, d_out, d_lse, indices)
             return found
         return _gradients(backward, tensors, call, saved, needed)
 

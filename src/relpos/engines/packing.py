@@ -94,12 +94,17 @@ class CallForm:
     """How calls of one structure are taken apart for an autograd node, and put together again for its backward. `pack`
     works this out anew for each call.
 
-    Lines stay whole: they are most of a call, have no gradient, never change and hold a cache. Their tensors are listed
-    too, in the order of `pack`: the second run of a checkpoint must save as many, and may use the operator though the
-    first run did not. A form keeps nothing of the call that it is made from.
+    Lines stay whole: they are most of a call, have no gradient, never change and hold a cache. A form keeps nothing of
+    the call that it is made from.
+
+    Args:
+        call: one of them.
+        as_packed: whether the tensors of lines are listed too, in the order of `pack`: the second run of a checkpoint
+            must save as many, and may use the operator though the first run did not.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, as_packed: bool) -> None:
+        self._as_packed = as_packed
         self._tensors: list[Callable[[Call], Tensor]] = []
         self._lines: list[Callable[[Call], Lines]] = []
         make = self._maker(call, (), [])
@@ -130,7 +135,7 @@ class CallForm:
     def _maker(self, node: Any, path: Path, known: list[Tensor]) -> _PartMaker | None:
         """A function that makes a part of the call again; None if the part is the same in all calls."""
         if isinstance(node, Lines):
-            for name in ("query", "key"):
+            for name in ("query", "key") if self._as_packed else ():
                 self._index(getattr(node, name), (*path, name), known)
             number = len(self._lines)
             self._lines.append(_at(path))

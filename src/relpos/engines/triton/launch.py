@@ -58,7 +58,9 @@ class Launches:
         self.threshold = int(call.dropout * 2**32)
         self.aligned = Alignment()
         self.inverse = tl.constexpr(1 / self.scale) if self.scale else None
-        self._made: dict[Hashable, Any] = {}
+        self.backwards: dict[Hashable, Any] = {}
+        """What a backward launches, by which gradients are wanted."""
+        self._made: dict[str, Any] = {}
 
     def line(self, call: Call) -> LineBias | None:
         """The bias of a call."""
@@ -160,11 +162,11 @@ class Launches:
         factor = torch.full((1,), 1 / (1 - call.dropout), dtype=self.wide, device=self.device)
         return tiles.Dropout(call.seed.view(1), self.threshold, factor)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make`, cached: a kernel, with all that depends on the structure."""
-        known = self._made.get(key)
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """The result of `make`, cached by name: a kernel, with all that depends on the structure."""
+        known = self._made.get(name)
         if known is None:
-            known = self._made[key] = make()
+            known = self._made[name] = make()
         made: T = known
         return made
 

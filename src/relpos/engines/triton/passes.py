@@ -46,10 +46,11 @@ def backward(
     if launches.has_vectors:
         vector_passes.backward(call, out, lse, d_out, d_lse, gradients, launches)
         return
-    way: _Backward | None = None
-    if gradients.kind is not None:
-        way = launches.once((gradients.kind, d_lse is None), lambda: _Backward(launches, call, gradients))
-    way = _Backward(launches, call, gradients) if way is None else way
+    way = launches.backwards.get(gradients.kind)
+    if way is None:
+        way = _Backward(launches, call, gradients)
+        if gradients.kind is not None:
+            launches.backwards[gradients.kind] = way
     d_lse = None if d_lse is None else d_lse.contiguous()
     way.run(call, out.contiguous(), lse.contiguous(), readable(d_out), d_lse, gradients)
 
