@@ -240,3 +240,20 @@ def test_whichever_result_a_loss_is_made_of(backend: str) -> None:
                 assert isinstance(loss, Tensor)
                 gradients.append(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
             torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("backend", ["streaming", "sdpa", *INTERPRETED])
+def test_hooks_may_give_saved_tensors_other_strides(backend: str) -> None:
+    """As `save_on_cpu` does from a GPU: the numbers are those saved, and where they lie is not."""
+    qkv, values = torch.randn(2, N, 3, HEADS, WIDTH), torch.randn(HEADS, LINE.length)
+
+    def gradients(context: Any) -> list[Tensor]:
+        leaves = [qkv.clone().requires_grad_(), values.clone().requires_grad_()]
+        with context:
+            out = call(*leaves[0].permute(2, 0, 3, 1, 4), leaves[1], mask=None, backend=backend)
+        return list(torch.autograd.grad((out * torch.arange(WIDTH)).sum(), leaves))
+
+    wanted = gradients(contextlib.nullcontext())
+    for _ in range(2):  # planned for the first, and from that plan
+        moved = torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x)
+        torch.testing.assert_close(gradients(moved), wanted)
