@@ -81,17 +81,17 @@ class Launches:
         found: QueryScale | None = None if self.factor_at is None else call.terms.items[self.factor_at]  # type: ignore[assignment]
         return found
 
-    def given(self, call: Call) -> Given:
+    def given(self, call: Call) -> KernelInputs:
         """What the kernels are given of a call."""
         qkv, bias, (allowed, of_queries, of_keys) = self.qkv(call), self.bias(call), self.allowed(call)
         at = self.aligned(qkv, allowed) if self.keeps_bias else self.aligned(qkv, allowed, bias)
-        return Given(qkv, bias, allowed, of_queries, of_keys, at)
+        return KernelInputs(qkv, bias, allowed, of_queries, of_keys, at)
 
-    def given_back(self, call: Call) -> Given:
+    def given_back(self, call: Call) -> KernelInputs:
         """The same for the backward of a call, with what the forward left."""
         if call.prepared is None:
             return self.given(call)
-        return Given(self.qkv(call), call.prepared[0], *self.allowed(call), call.prepared[1])
+        return KernelInputs(self.qkv(call), call.prepared[0], *self.allowed(call), call.prepared[1])
 
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
@@ -224,7 +224,7 @@ class Launches:
         return {"ALIKE": sides is not None, "QUERIES": queries, "KEYS": keys}
 
 
-class Given(NamedTuple):
+class KernelInputs(NamedTuple):
     """What the kernels are given of a call: q, k and v, the bias, the mask, the spans of queries and of keys; and where
     tensors begin that are not fresh (`Alignment`)."""
 
