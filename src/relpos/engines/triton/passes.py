@@ -48,14 +48,14 @@ def backward(
         return
     way = launches.backwards.get(gradients.kind)
     if way is None:
-        way = _Backward(launches, call, gradients)
+        way = GradientLaunches(launches, call, gradients)
         if gradients.kind is not None:
             launches.backwards[gradients.kind] = way
     d_lse = None if d_lse is None else d_lse.contiguous()
     way.run(call, out.contiguous(), lse.contiguous(), readable(d_out), d_lse, gradients)
 
 
-class _Backward:
+class GradientLaunches:
     """The backward of calls of one structure of which the same gradients are wanted: what it launches, decided once.
     Holds no tensor.
 
