@@ -280,8 +280,9 @@ def test_a_dropout_is_a_share(name: str, argument: str) -> None:
     for wrong in (1.0, -0.1, math.nan):
         came = f"float {wrong}. Pass {label}=0.0 to switch it off."
         require_said(lambda wrong=wrong: call(name, **{argument: wrong}), f"{expected} {came}")
-    came = f"str '0.1'. Pass {label} as a Python number."
-    require_said(lambda: call(name, **{argument: "0.1"}), f"{expected} {came}")
+    for wrong in ("0.1", torch.zeros(2)):
+        came = f"... Pass {label} as a Python number."
+        require_said(lambda wrong=wrong: call(name, **{argument: wrong}), f"{expected} {came}")
 
 
 # names

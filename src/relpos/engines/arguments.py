@@ -72,7 +72,7 @@ class Arguments:
             dense = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested  # `is_dense`, for speed
             if not dense or x.dim() != 4 or x.dtype not in COMPUTED:
                 _refuse(x, name)
-        if dropout != 0.0 or type(dropout) is not float:
+        if type(dropout) is not float or dropout != 0.0:
             require_probability(dropout, "dropout")
         if return_lse is not False:
             require_flag(return_lse, "return_lse")

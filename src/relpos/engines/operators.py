@@ -63,7 +63,7 @@ class Gradients:
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
-        return [
+        return [  # most are already
             gradient
             if gradient is not None and gradient.dtype is x.dtype and gradient.is_contiguous()
             else _finished(gradient, x)
@@ -246,11 +246,10 @@ class Operator:
         """Output and log-sum-exp of any call."""
         if torch.compiler.is_compiling():
             return self._by_operator(call)
-        hooked = hooks_on_saved_tensors()
-        form = CallForm(call, as_packed=hooked)
+        form = CallForm(call, as_packed=True)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = self._by_node(self._forward, self._backward, form, hooked)
+        way = self._by_node(self._forward, self._backward, form, hooked=hooks_on_saved_tensors())
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:

@@ -46,7 +46,7 @@ def backward(
     """As `passes.backward`; the gradient of a bias beside vectors is not supported."""
     d_out = readable(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
-    qkv, bias, allowed, of_queries, of_keys, begins = launches.given_back(call)
+    qkv, bias, allowed, of_queries, of_keys, begins = launches.given(call)
     varying = begins, d_out.data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, d_out.stride()
     rows_kernel, count = launches.once("rows", lambda: of_rows(launches))
     up = tiles.Upstream(*with_strides(d_out), lse.new_empty((launches.batch, launches.heads, 2, count)), count)
