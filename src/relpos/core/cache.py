@@ -79,7 +79,13 @@ def cached(
         return make()
     with torch.inference_mode(False):  # autograd may save it later
         result = make()
+    keep(owner, key, result)
+    return result
+
+
+def keep(owner: object, key: Hashable, result: object) -> None:
+    """Put a result into the cache of an object, in place of an earlier one; the oldest goes where there are many."""
+    cache = cache_of(owner)
     if len(cache) >= _ENTRIES:
         cache.pop(next(iter(list(cache))), None)  # another thread may have been first
     cache[key] = result
-    return result

@@ -7,6 +7,7 @@ so two runs on one machine agree bit for bit, also on GPU. Sums run in float32 o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from relpos.core.checks import AS_DENSE, fail, is_dense, known_value, require_device, shape_of
 from relpos.core.private import inside_transform
+from relpos.core.tree import register, static
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -71,6 +73,8 @@ def _sum_sorted(values: Float[Tensor, " I *C"], order: Tensor, begins: Tensor) -
     return sums if sums.dtype == values.dtype else sums.to(values.dtype)
 
 
+@register("relpos.core.gather.Rows")
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Row numbers for repeated lookups in a table: checked and sorted once.
 
@@ -80,9 +84,12 @@ class Rows:
         in_order: whether the index is known to be 0, 1, ..., rows - 1.
     """
 
-    def __init__(self, index: Int[Tensor, " L"], rows: int, *, in_order: bool = False) -> None:
-        _check(index, rows)
-        self.index, self.rows, self.in_order = index, rows, in_order
+    index: Int[Tensor, " L"]
+    rows: int = static()
+    in_order: bool = static(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check(self.index, self.rows)
 
     @cached_property
     def order(self) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from relpos.core.algebra import Terms
+from relpos.core.gather import Rows
 from relpos.core.line import Lines
 from relpos.core.tree import OWN
 
@@ -41,7 +42,7 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
 
     Args:
         x: a tuple or a registered tree.
-        tensors: the tensors found are appended, except those of lines.
+        tensors: the tensors found are appended, except those of lines and of row numbers.
     """
     kind = type(x)
     parts: Iterable[Any]
@@ -61,6 +62,8 @@ def structure_of(x: Any, tensors: list[Tensor]) -> Hashable | None:
             found.append((part.shape, part.stride(), part.dtype, part.device, part.requires_grad))
         elif kind in _PLAIN:
             found.append(part)
+        elif kind is Rows:  # its index is as long as the line
+            found.append((Rows, part.rows, part.in_order))
         else:  # lines never change, and are most of a call
             own = part.__dict__.get("_structure") or _of_lines(part) if kind is Lines else structure_of(part, tensors)
             if own is None:

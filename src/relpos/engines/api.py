@@ -205,7 +205,7 @@ def attention(
         _fail_unknown(next(iter(unknown)))
     if not isinstance(backend, str):
         require_backend(backend)
-    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states)
+    given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states, backend)
     output, lse = run_planned(given, backend)
     if not return_lse:
         return output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +16,7 @@ from relpos.core import (
     Scale,
     Term,
     Terms,
+    may_cache,
     require_queries_and_keys,
 )
 from relpos.core.checks import (
@@ -29,7 +32,9 @@ from relpos.core.checks import (
     shape_of,
     under_autocast,
 )
+from relpos.core.private import hooks_on_saved_tensors
 from relpos.core.terms.fitting import check_device, check_heads
+from relpos.core.terms.table_lookup import read_tables
 from relpos.core.tree import fields_of, unchecked
 from relpos.engines.call import Call
 
@@ -44,6 +49,7 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
+_MakesTerms = Callable[..., Terms]
 HiddenStates = Tensor | tuple[Tensor, Tensor]
 """What the queries are projected from, `[B, N, E]`, or a pair with that of the keys, `[B, M, F]`."""
 
@@ -52,6 +58,10 @@ class Arguments:
     """The arguments of `relpos.attention` (see there), each of the right kind, with the position resolved to terms.
 
     Whether they fit together is `check`ed once for all of one structure. A plain class: each call makes one.
+
+    Args:
+        backend: for a call that `run_planned` computes, the engine asked for. Its terms may then have tables that are
+            not read (`TableLookup`); those of all others never have.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class Arguments:
         dropout: float = 0.0,
         return_lse: bool = False,
         states: HiddenStates | None = None,
+        backend: str | None = None,
     ) -> None:
         for name, x in (("q", q), ("k", k), ("v", v)):
             dense = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested  # `is_dense`, for speed
@@ -79,10 +90,19 @@ class Arguments:
         if scale is not None:
             require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
         self.q, self.k, self.v = q, k, v
-        self.terms = _resolve_terms(position, queries, keys, q, k, v, states)
+        self.terms = _resolve_terms(position, queries, keys, q, k, v, states, backend)
         self.mask = None if mask is None else Mask.of(mask)
         self.dtype, self.autocast = under_autocast(q)
         self.scale, self.dropout, self.return_lse = scale, float(dropout), return_lse
+
+    def read(self) -> Arguments:
+        """The same with all tables read; itself where there is none."""
+        terms = read_tables(self.terms)
+        if terms is self.terms:
+            return self
+        known = copy(self)
+        known.terms = terms
+        return known
 
     def check(self) -> None:
         """Raise unless they fit together."""
@@ -156,6 +176,7 @@ def _resolve_terms(
     k: Tensor,
     v: Tensor,
     states: HiddenStates | None,
+    backend: str | None = None,
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
@@ -175,6 +196,8 @@ def _resolve_terms(
             _require_rows(states, q)
             terms = make(queries, keys, states=states)
         else:
+            if backend == "triton" or (backend == "auto" and q.is_cuda):
+                make = _unread(position, make, q)
             terms = make(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
@@ -196,6 +219,13 @@ def _resolve_terms(
             remedy = f"Build it first: relpos.create_position({position!r}, {sizes}, queries=...)."
         fail("position to be terms or a mechanism", shape_of(position), remedy)
     return position
+
+
+def _unread(position: object, make: _MakesTerms, q: Tensor) -> _MakesTerms:
+    """What makes the terms of a mechanism with its tables not read, where it can and nothing looks on; else `make`.
+    The second run of a checkpoint has to save what the first did, whether or not it is under a mode, say."""
+    unread: _MakesTerms | None = getattr(position, "unread_terms", None)
+    return make if unread is None or hooks_on_saved_tensors() or not may_cache(q.device) else unread
 
 
 def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:

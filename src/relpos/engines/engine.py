@@ -80,6 +80,11 @@ class Engine(ABC):
                 return type(term).__name__
         return None
 
+    def takes_tables(self, call: Call) -> bool:
+        """Whether it reads the tables of a call (`TableLookup`) by itself, and sums their gradients; asked of calls
+        that it supports once they are read."""
+        return False
+
     def way(self, call: Call) -> Way | None:
         """The first of its ways that serves a call; None if it declares no ways."""
         for way in self.ways:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos.core.gather import Rows
 from relpos.core.line import Layout, Lines, Ramp
 from relpos.core.tree import CLASSES
 from relpos.engines.call import Call
@@ -87,15 +88,15 @@ def _put_together(node: Any, tensors: list[Tensor], numbers: list[int]) -> Any:
     return instance
 
 
-_PartMaker = Callable[[Sequence[Tensor], Sequence[Lines]], Any]
+_PartMaker = Callable[[Sequence[Tensor], Sequence[Lines | Rows]], Any]
 
 
 class CallForm:
     """How calls of one structure are taken apart for an autograd node, and put together again for its backward. `pack`
     works this out anew for each call.
 
-    Lines stay whole: they are most of a call, have no gradient, never change and hold a cache. A form keeps nothing of
-    the call that it is made from.
+    Lines and row numbers stay whole: they are most of a call, have no gradient, never change and hold a cache. A form
+    keeps nothing of the call that it is made from.
 
     Args:
         call: one of them.
@@ -106,7 +107,7 @@ class CallForm:
     def __init__(self, call: Call, *, as_packed: bool) -> None:
         self._as_packed = as_packed
         self._tensors: list[Callable[[Call], Tensor]] = []
-        self._lines: list[Callable[[Call], Lines]] = []
+        self._lines: list[Callable[[Call], Lines | Rows]] = []
         make = self._maker(call, (), [])
         assert make is not None
         self._make = make
@@ -115,11 +116,11 @@ class CallForm:
         """The call's tensors, each once."""
         return [get(call) for get in self._tensors]
 
-    def lines(self, call: Call) -> list[Lines]:
-        """The lines of its terms."""
+    def lines(self, call: Call) -> list[Lines | Rows]:
+        """The lines and row numbers of its terms."""
         return [get(call) for get in self._lines]
 
-    def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Call:
+    def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines | Rows]) -> Call:
         """The call made of these."""
         call: Call = self._make(tensors, lines)
         return call
@@ -134,8 +135,8 @@ class CallForm:
 
     def _maker(self, node: Any, path: Path, known: list[Tensor]) -> _PartMaker | None:
         """A function that makes a part of the call again; None if the part is the same in all calls."""
-        if isinstance(node, Lines):
-            for name in ("query", "key") if self._as_packed else ():
+        if isinstance(node, Lines | Rows):
+            for name in ("query", "key") if self._as_packed and isinstance(node, Lines) else ():
                 self._index(getattr(node, name), (*path, name), known)
             number = len(self._lines)
             self._lines.append(_at(path))
@@ -161,7 +162,7 @@ class CallForm:
                 same[name] = part
         kind = type(node)
 
-        def make(tensors: Sequence[Tensor], lines: Sequence[Lines]) -> Any:
+        def make(tensors: Sequence[Tensor], lines: Sequence[Lines | Rows]) -> Any:
             instance: Any = object.__new__(kind)
             attributes = instance.__dict__
             attributes.update(same)

@@ -23,11 +23,12 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from relpos.core import Rotation, may_cache
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
+from relpos.core.terms.table_lookup import read_tables
 from relpos.core.visibility import hides_nothing
 from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute
-from relpos.engines.selection import choose
+from relpos.engines.selection import choose, takes_tables
 from relpos.engines.unseen import without_unseen
 
 Structure = Hashable
@@ -66,6 +67,8 @@ class Plan(NamedTuple):
 def run_planned(given: Arguments, backend: str) -> tuple[Tensor, Tensor | None]:
     """Output and log-sum-exp, by the plan of all calls of this structure, which the first of them makes."""
     structure = structure_of_call(given, backend)
+    if structure is None:
+        given = given.read()
     plan = None if structure is None else PLANS.get(structure)
     if plan is None:
         plan = make_plan(given, backend, structure)
@@ -79,8 +82,12 @@ def run_planned(given: Arguments, backend: str) -> tuple[Tensor, Tensor | None]:
 
 
 def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
-    """The plan of a call, checked; kept for others of its structure where it has one."""
-    call = given.call()
+    """The plan of a call, checked; kept for others of its structure where it has one.
+
+    Engines are chosen, and checks made, with all tables read.
+    """
+    known = given.read()
+    call = known.call()
     choice = choose(call, backend)
     engine = choice.engine
     on_meta = call.q.is_meta and backend == "auto" and not is_in_torch_dispatch_mode()
@@ -89,9 +96,15 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
         mask.blocks is not None or not hides_nothing(mask, call.q.shape[2], call.k.shape[2])
     )
     compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
-    if structure is not None and compute == engine.run:
-        compute = engine.plan(call)
     run: Compute = engine.run
+    unread = known is not given
+    if structure is not None and compute == engine.run:
+        as_given = given.unchecked_call(call.scale)
+        if unread and takes_tables(engine, as_given, backend):
+            call, unread = as_given, False
+        compute = engine.plan(call)
+    if unread:
+        compute, run = _reading_tables(compute), _reading_tables(run)
     rotation = call.terms.one(Rotation)
     if rotation is not None and rotation.values:
         compute, run = _turning_values(compute), _turning_values(run)
@@ -101,6 +114,11 @@ def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Pl
     if structure is not None and choice.lasts:
         PLANS.keep(structure, plan)
     return plan
+
+
+def _reading_tables(compute: Compute) -> Compute:
+    """The same for calls with tables that are not read."""
+    return lambda call: compute(replace(call, terms=read_tables(call.terms)))
 
 
 def _turning_values(compute: Compute) -> Compute:

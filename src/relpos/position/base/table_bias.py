@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable
 from types import NoneType
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import Parameter
 
 from relpos.core import (
     Coordinates,
@@ -24,12 +26,27 @@ from relpos.core import (
     lines,
     read,
 )
+from relpos.core.cache import FEW_BYTES, keep
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.core.tree import unchecked
 from relpos.position.base.mechanism import bytes_of_lines
 from relpos.position.base.offset_bias import OffsetBias
 
 _REGULAR = (Sequence, Grid, NoneType)
 """Coordinates that are plain values."""
+
+_MAKERS = ("bias", "_read", "_terms_on", "_rows_on", "_line_and_rows")
+"""What makes the terms besides `terms` itself."""
+_NOTHING: dict[Hashable, Any] = {}
+
+
+class _Unread(NamedTuple):
+    """Terms with a table that is not read, and what of the table they are made for: `.data` may change all of that."""
+
+    table: Tensor
+    shape: torch.Size
+    device: torch.device
+    terms: Terms
 
 
 class TableBias(OffsetBias):
@@ -64,12 +81,51 @@ class TableBias(OffsetBias):
     def terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         if self._decoding_terms is not None or type(queries) not in _REGULAR or type(keys) not in _REGULAR:
             return super().terms(queries, keys)
+        line, rows = self._line_and_rows_of(queries, keys, self.device)
+        return self._terms_on(line) if rows is None else self._read(line, rows)
+
+    def unread_terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+        """`terms` with a `TableLookup` in place of values, for an engine that reads tables by itself.
+
+        They are `terms` where these are more than a lookup, and where something has replaced what makes them. Kept for
+        the next call: they hold the table and not its numbers. Only to be called where `may_cache` is true.
+        """
+        own = self.__dict__
+        if (
+            type(self).terms is not TableBias.terms or "terms" in own or "_decoding_terms" in own
+            or type(queries) not in _REGULAR or type(keys) not in _REGULAR
+        ):  # fmt: skip
+            return self.terms(queries, keys)
+        table, key = self._table(), (queries, keys, "unread")
+        known: _Unread | None = own.get("_shape_cache", _NOTHING).get(key)
+        if known is None or known.table is not table or known.shape != table.shape or known.device != table.device:
+            known = self._unread(queries, keys, table)
+            if known is None:
+                return self.terms(queries, keys)
+            if type(table) is Parameter and bytes_of_lines(queries, keys) <= FEW_BYTES:  # others may hold a graph
+                keep(self, key, known)
+        return known.terms
+
+    def _unread(self, queries: Coordinates, keys: Coordinates | None, table: Tensor) -> _Unread | None:
+        """Terms that hold this table; None where `terms` are more than a lookup in it, or raise."""
         device = self.device
-        line, rows = cached(  # line and rows by one lookup, which shows in the time of small calls
+        if table.dim() != 2 or table.device != device or any(_is_replaced(self, name) for name in _MAKERS):
+            return None
+        line, rows = self._line_and_rows_of(queries, keys, device)
+        if rows is None or rows.rows != table.shape[0] or rows.index.shape[0] != line.length:
+            return None
+        lookup = unchecked(TableLookup, table=table, rows=rows, lines=line)
+        terms = unchecked(Terms, items=(lookup, *self._extra_terms()))
+        return _Unread(table, table.shape, device, terms)
+
+    def _line_and_rows_of(
+        self, queries: Coordinates, keys: Coordinates | None, device: torch.device
+    ) -> tuple[Lines, Rows | None]:
+        """Line and rows by one lookup, which shows in the time of small calls."""
+        return cached(
             self, (queries, keys, device, "rows"), device, lambda: self._line_and_rows(queries, keys, device),
             lambda: bytes_of_lines(queries, keys),
         )  # fmt: skip
-        return self._terms_on(line) if rows is None else self._read(line, rows)
 
     def _line_and_rows(
         self, queries: Coordinates, keys: Coordinates | None, device: torch.device
@@ -93,3 +149,8 @@ class TableBias(OffsetBias):
         if values.dim() != 2 or values.shape[1] != line.length:  # the table was replaced
             return super()._terms_on(line)  # which raises
         return unchecked(Terms, items=(unchecked(LineBias, values=values, lines=line), *self._extra_terms()))
+
+
+def _is_replaced(mechanism: TableBias, name: str) -> bool:
+    """Whether a method is not that of `TableBias`."""
+    return getattr(getattr(mechanism, name), "__func__", None) is not getattr(TableBias, name)
