@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ from relpos.core import (
     Rotation,
     Sinks,
 )
+from relpos.core.checks import COMPUTED
+from relpos.core.terms.table_lookup import TableLookup, read_tables
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute, Engine, Shards
 from relpos.engines.operators import (
@@ -96,7 +98,14 @@ class Triton(Engine):
     served = (LineBias, LineVectors, AxisVectors, LowRank, PairRotations, Rotation, QueryBias, QueryScale, Sinks)
     checked_on = ("cuda",)
 
+    def takes_tables(self, call: Call) -> bool:
+        beside = (LineBias, LowRank, PairRotations, QueryScale)
+        tables = call.terms.of(TableLookup)
+        return len(tables) == 1 and tables[0].table.dtype in COMPUTED and not any(map(call.terms.of, beside))
+
     def unsupported(self, call: Call) -> str | None:
+        if (terms := read_tables(call.terms)) is not call.terms:
+            return self.unsupported(replace(call, terms=terms)) if self.takes_tables(call) else "several tables"
         q, mask = call.q, call.mask
         if q.device.type != "cuda" and not (_INSTALLED and limits.interpreting()):
             return f"a CUDA device (q is on {q.device.type})"

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos.core import AxisVectors, LineBias, Lines, LineVectors, LowRank, QueryScale, Sinks, cached
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.call import Call
 from relpos.engines.triton import grids, spans, table_kernels, tiles
 from relpos.engines.triton.handles import Alignment, Kernel
@@ -40,7 +41,7 @@ class Launches:
         self.wide = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
         kinds = [type(term) for term in call.terms.items]
-        self.line_at = kinds.index(LineBias) if LineBias in kinds else None
+        self.line_at = next((at for at, kind in enumerate(kinds) if kind in (LineBias, TableLookup)), None)
         line = self.line(call)
         self.layout = None if line is None else line.lines.layout
         self.few = line is not None and are_few(line.lines)
@@ -62,9 +63,9 @@ class Launches:
         """What a backward launches, by which gradients are wanted."""
         self._made: dict[str, Any] = {}
 
-    def line(self, call: Call) -> LineBias | None:
+    def line(self, call: Call) -> LineBias | TableLookup | None:
         """The bias of a call."""
-        found: LineBias | None = None if self.line_at is None else call.terms.items[self.line_at]  # type: ignore[assignment]
+        found: LineBias | TableLookup | None = None if self.line_at is None else call.terms.items[self.line_at]  # type: ignore[assignment]
         return found
 
     def low_rank(self, call: Call) -> list[LowRank]:
@@ -104,10 +105,10 @@ class Launches:
         rest = _NOTHING_BESIDE if self.keeps_bias else self._beside_table(call)
         if line is None:
             return tiles.Bias(*_NO_TABLE, *rest)
-        values = line.values
-        kernel, size, head, place = self.once("padded", lambda: self._table(line))
+        values = parameter_of(line)
+        kernel, size, head, place, strides = self.once("padded", lambda: self._table(line))
         table = torch.empty(size, dtype=self.wide, device=self.device)
-        kernel.launch(values.data_ptr() % 16, table, values, *values.stride(), values.shape[1])
+        kernel.launch(values.data_ptr() % 16, table, values, *strides, line.lines.length, _rows_read(line))
         if self.affine:
             return tiles.Bias(table, head, None, 0, None, 0, *place, *rest)
         query, key = in_32_bits(line.lines)
@@ -119,17 +120,21 @@ class Launches:
         factor = (None, 0, 0) if scale is None else _with_head_strides(scale.factor.to(self.wide))
         return *factor, tuple([self._ranks(term) for term in self.low_rank(call)]), self.inverse
 
-    def _table(self, line: LineBias) -> tuple[Kernel, tuple[int, int], int, tuple[int, ...]]:
-        """The kernel that pads the values; the size of what it writes; a stride of heads; and where entries are."""
-        (rows, length), lines = line.values.shape, line.lines
-        size = rows, length + 2 * self.pad
+    def _table(
+        self, line: LineBias | TableLookup
+    ) -> tuple[Kernel, tuple[int, int], int, tuple[int, ...], tuple[int, ...]]:
+        """The kernel that pads the values; the size of what it writes; a stride of heads; where entries are; and the
+        strides of heads and of entries, or rows, in what it reads."""
+        values, lines = parameter_of(line), line.lines
+        values = values.T if isinstance(line, TableLookup) else values
+        rows, size = values.shape[0], (values.shape[0], lines.length + 2 * self.pad)
         constants = {"PAD": self.pad, "ENTRIES": _ENTRIES, "SCALE": self.scale, "SUM": self.constants["SUM"]}
         kernel = Kernel(table_kernels.padded, (cdiv(size[1], _ENTRIES), rows), constants)
         apart, *prefixes = grids.starts(lines.layout)
         first = self.pad + lines.origin + apart
         affine = lines.layout.kind == "affine"
         place = (first, first, 0, 0) if affine else (self.pad + lines.origin, first, *prefixes)
-        return kernel, size, 0 if rows == 1 else size[1], place
+        return kernel, size, 0 if rows == 1 else size[1], place, values.stride()
 
     def _ranks(self, term: LowRank) -> LowRankSides:
         """A bias of low rank, rank by rank, with as many zeros at the ends as the table has."""
@@ -254,6 +259,19 @@ _NO_TABLE = (None, 0, None, 0, None, 0, 0, 0, 0, 0)
 _NOTHING_BESIDE = (None, 0, 0, (), None)
 _NO_SINK = tiles.Sink(None, 0, 0, 0)
 _NO_DROPOUT = tiles.Dropout(None, 0, None)
+
+
+def parameter_of(line: LineBias | TableLookup) -> Tensor:
+    """What a gradient of a bias is taken of: its values, or the table that they are read from."""
+    return line.table if isinstance(line, TableLookup) else line.values
+
+
+def _rows_read(line: LineBias | TableLookup) -> Tensor | None:
+    """The row of the table that each entry reads, in 32 bits; None where entries are read in order."""
+    if not isinstance(line, TableLookup) or line.rows.in_order:
+        return None
+    index = line.rows.index
+    return cached(line.rows, "in 32 bits", index.device, lambda: index.to(torch.int32, copy=True).contiguous())
 
 
 def in_32_bits(lines: Lines) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, steps, table, tiles, vector_passes, windows
-from relpos.engines.triton.launch import Launches, readable, with_strides
+from relpos.engines.triton.launch import Launches, parameter_of, readable, with_strides
 from relpos.engines.triton.vectors import NO_CHUNK
 
 
@@ -68,7 +68,7 @@ class GradientLaunches:
         self.launches = launches
         wants, heads = gradients.wants, launches.batch * launches.heads
         line, factor, ranks = launches.line(call), launches.factor(call), launches.low_rank(call)
-        self.of_line = line is not None and wants(line.values)
+        self.of_line = line is not None and wants(parameter_of(line))
         self.of_factor = factor is not None and wants(factor.factor)
         self.of_query_sides = tuple(wants(term.query) for term in ranks)
         self.of_key_sides = tuple(wants(term.key) for term in ranks)
@@ -116,7 +116,7 @@ class GradientLaunches:
             line = launches.line(call)
             assert line is not None
             rows = up, qkv, size, bias, allowed, dropout
-            gradients.add(line.values, table.gradient(launches, line, rows, varying))
+            gradients.add(parameter_of(line), table.gradient(launches, line, rows, varying))
         if self.of_sinks:
             steps.add_sinks(launches, call, lse, up, gradients)
 

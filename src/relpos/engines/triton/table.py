@@ -1,7 +1,8 @@
 """The gradient of a line bias.
 
 For few tokens, as in windows, the gradients of all pairs of a head are summed over the batch, then along the lines. For
-many tokens a kernel sums along the lines, which must be regular, and another one the pairs with a prefix.
+many tokens a kernel sums along the lines, which must be regular, and another one the pairs with a prefix. Where a
+table is read, pairs or entries are summed by row.
 """
 
 from __future__ import annotations
@@ -14,40 +15,52 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from relpos.core import LineBias, Lines, cached
+from relpos.core import LineBias, Lines, Rows, cached
 from relpos.core.line import Ramp
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.triton import prefix_kernels, table_kernels, tiles
 from relpos.engines.triton.handles import Kernel
-from relpos.engines.triton.launch import Launches
+from relpos.engines.triton.launch import Launches, parameter_of
 from relpos.engines.triton.limits import MOST_AXES, cdiv, power_of_2
 
 Common = tuple[Any, ...]
 """The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
+Order = tuple[Int[Tensor, " I"], Int[Tensor, " L"]]
+"""The numbers of all that reads entries or rows, sorted by what it reads, and where those of each begin, plus the
+end."""
 
 
-def gradient(launches: Launches, line: LineBias, rows: Common, varying: Hashable) -> Float[Tensor, "H L"]:
-    """The gradient of `values`, in their shape. `varying`: see `Kernel`."""
-    values, lines = line.values, line.lines
+def gradient(launches: Launches, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
+    """The gradient of `values`, or of the table, in its shape. `varying`: see `Kernel`."""
+    lines = line.lines
     if launches.few:
         kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
         partial = pairs(launches, kernel.grid[2])
-        kernel.launch(varying, partial, *rows, launches.batch, share)
+        kernel.launch(varying, partial, *common, launches.batch, share)
         return of_pairs(launches, line, partial)
     query, key = lines.layout.query, lines.layout.key
     assert query is not None
     assert key is not None
     result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
     if min(*query.sizes, *key.sizes) > 0:  # beside prefixes alone
-        _between_tokens(launches, lines, rows, varying, query, key, result)
+        _between_tokens(launches, lines, common, varying, query, key, result)
     if query.prefix or key.prefix:
-        _of_prefixes(launches, lines, rows, varying, result)
-    return result.sum_to_size(values.shape)
+        _of_prefixes(launches, lines, common, varying, result)
+    if isinstance(line, TableLookup):
+        rows = line.rows
+        if not rows.in_order:
+            order = cached(rows, "order in 32 bits", launches.device, lambda: _order(rows.index, rows.rows))
+            return _sums(launches, line, result[None], order)
+        result = result.T
+    return result.sum_to_size(parameter_of(line).shape)
 
 
 PROGRAMS = 1024
 """Programs that fill a GPU several times. Fixed, because the division of the batch decides the order of sums."""
 _ENTRIES, _ACROSS = 16, 32
 """Entries of the line that a program of `sum_of_pairs` sums, and pairs of each that it reads at once."""
+_MOST_ACROSS = 2048
+"""The most pairs, or entries, of a row of a table that are read at once. Not measured."""
 
 
 def pairs(launches: Launches, parts: int) -> Float[Tensor, "parts H N M"]:
@@ -55,15 +68,26 @@ def pairs(launches: Launches, parts: int) -> Float[Tensor, "parts H N M"]:
     return torch.empty(parts, launches.heads, launches.n, launches.m, dtype=launches.wide, device=launches.device)
 
 
-def of_pairs(launches: Launches, line: LineBias, partial: Float[Tensor, "parts H N M"]) -> Float[Tensor, "H L"]:
-    """The gradient of `values`, in their shape, from that of every pair's score."""
-    values, lines, n, m = line.values, line.lines, launches.n, launches.m
-    order, begins = cached(lines, "order of pairs", launches.device, lambda: _order(lines), lambda: 4 * n * m)
-    result = partial.new_empty(launches.heads, lines.length)
-    launches.once("sum", lambda: _sum_kernel(launches, lines.length)).launch(
-        None, result, partial, order, begins, len(partial), n * m, lines.length, launches.heads
-    )
-    return result if values.shape[0] == launches.heads else result.sum_to_size(values.shape)
+def of_pairs(
+    launches: Launches, line: LineBias | TableLookup, partial: Float[Tensor, "parts H N M"]
+) -> Float[Tensor, "_ _"]:
+    """The gradient of `values`, or of the table, in its shape, from that of every pair's score."""
+    lines, pairs = line.lines, launches.n * launches.m
+    rows = line.rows if isinstance(line, TableLookup) and not line.rows.in_order else None
+    key = "order of pairs" if rows is None else ("order of pairs", rows)
+    order = cached(lines, key, launches.device, lambda: _order_of_pairs(lines, rows), lambda: 4 * pairs)
+    return _sums(launches, line, partial, order)
+
+
+def _sums(
+    launches: Launches, line: LineBias | TableLookup, partial: Float[Tensor, "parts H *I"], order: Order
+) -> Float[Tensor, "_ _"]:
+    """The gradient of `values`, or of the table, in its shape, from that of what reads it, in its order."""
+    kernel, shape, sizes = launches.once("sum", lambda: _sum_kernel(launches, line, partial))
+    result = partial.new_empty(shape)
+    kernel.launch(None, result, partial, *order, len(partial), *sizes)
+    own = parameter_of(line).shape
+    return result if own == shape else result.sum_to_size(own)
 
 
 def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
@@ -77,18 +101,35 @@ def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
     return Kernel(table_kernels.backward_pairs, grid, {**launches.constants, **tile}), share
 
 
-def _sum_kernel(launches: Launches, length: int) -> Kernel:
-    constants = {"ENTRIES": _ENTRIES, "ACROSS": _ACROSS, "SUM": launches.constants["SUM"]}
-    return Kernel(table_kernels.sum_of_pairs, (cdiv(length, _ENTRIES), launches.heads), constants)
+def _sum_kernel(
+    launches: Launches, line: LineBias | TableLookup, partial: Tensor
+) -> tuple[Kernel, tuple[int, int], tuple[int, ...]]:
+    """The kernel, the shape of what it writes, and the numbers that it is given."""
+    heads, each = launches.heads, math.prod(partial.shape[2:])
+    if isinstance(line, TableLookup):
+        count = line.rows.rows
+        across = min(_MOST_ACROSS, max(_ACROSS, power_of_2(each // count)))
+        shape, strides = (count, heads), (1, heads)
+    else:
+        count, across = line.lines.length, _ACROSS
+        shape, strides = (heads, count), (count, 1)
+    entries = max(1, _ENTRIES * _ACROSS // across)
+    constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
+    kernel = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)
+    return kernel, shape, (each, count, heads, *strides)
 
 
-def _order(lines: Lines) -> tuple[Int[Tensor, " I"], Int[Tensor, " L"]]:
-    """The numbers of all pairs, sorted by the entry that they read, and where each entry's begin, plus the end."""
+def _order(read: Int[Tensor, " I"], count: int) -> Order:
+    order = torch.argsort(read, stable=True)
+    numbers = torch.arange(count + 1, device=read.device, dtype=read.dtype)
+    return order.to(torch.int32), torch.searchsorted(read[order], numbers).to(torch.int32)
+
+
+def _order_of_pairs(lines: Lines, rows: Rows | None) -> Order:
+    """Of all pairs, by the entry of the line that they read, or by the row of a table."""
     index = lines.index()
     entries = (index if index.dim() == 2 else index[0]).flatten()
-    order = torch.argsort(entries, stable=True)
-    numbers = torch.arange(lines.length + 1, device=entries.device, dtype=entries.dtype)
-    return order.to(torch.int32), torch.searchsorted(entries[order], numbers).to(torch.int32)
+    return _order(entries, lines.length) if rows is None else _order(rows.index[entries], rows.rows)
 
 
 def _cells(prefix: int, sizes: tuple[int, ...], edge: int) -> tiles.Cells:

@@ -23,13 +23,18 @@ from relpos.engines.triton.tiles import (
 
 @triton.jit
 def padded(
-    out, values, values_h, values_l, length,
+    out, values, values_h, values_l, length, index,
     PAD: tl.constexpr, ENTRIES: tl.constexpr, SCALE: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """ENTRIES numbers of one head's row: its values divided by the scale, between PAD zeros on both sides."""
+    """ENTRIES numbers of one head's row: its values divided by the scale, between PAD zeros on both sides.
+
+    `index` has the row of a table that each value is read from, or is None.
+    """
     at, head = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES), tl.program_id(1).to(tl.int64)
     entry = at - PAD
     inside = (entry >= 0) & (entry < length)
+    if index is not None:
+        entry = tl.load(index + entry, mask=inside, other=0)
     read = tl.load(values + head * values_h + entry.to(tl.int64) * values_l, mask=inside, other=0.0).to(SUM)
     scale = tl.full([ENTRIES], SCALE, SUM)
     row = length + 2 * PAD
@@ -92,12 +97,13 @@ def backward_pairs(
 
 @triton.jit
 def sum_of_pairs(
-    out, partial, order, begins, parts, pairs, length, heads,
+    out, partial, order, begins, parts, pairs, length, heads, out_h, out_l,
     ENTRIES: tl.constexpr, ACROSS: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
     """For ENTRIES entries of the line of one head the sum over their pairs, in order, and over the parts of the batch.
 
-    `order` has the numbers of all pairs, those of one entry from its `begins` to the next entry's.
+    `order` has the numbers of all pairs, those of one entry from its `begins` to the next entry's. For rows of a table,
+    too, of their pairs or of the entries that read them.
     """
     entry, head = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES), tl.program_id(1)
     begin = tl.load(begins + entry, mask=entry < length, other=0)
@@ -110,7 +116,8 @@ def sum_of_pairs(
         for part in range(parts):
             where = partial + (part * heads + head).to(tl.int64) * pairs
             summed += tl.load(where + pair, mask=inside, other=0.0)
-    tl.store(out + head.to(tl.int64) * length + entry, tl.sum(summed, axis=1), mask=entry < length)
+    out += head.to(tl.int64) * out_h
+    tl.store(out + entry.to(tl.int64) * out_l, tl.sum(summed, axis=1), mask=entry < length)
 
 
 @triton.jit

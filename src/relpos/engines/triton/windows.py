@@ -10,7 +10,7 @@ from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import table, window_kernels
 from relpos.engines.triton.handles import Kernel
-from relpos.engines.triton.launch import Launches
+from relpos.engines.triton.launch import Launches, parameter_of
 from relpos.engines.triton.limits import cdiv, power_of_2
 
 
@@ -19,7 +19,7 @@ def serves(launches: Launches, call: Call, gradients: Gradients) -> bool:
     line = launches.line(call)
     if line is None or not launches.once("window", lambda: _fits(launches, call)):
         return False
-    return launches.few and all(map(gradients.wants, (call.q, call.k, call.v, line.values)))
+    return launches.few and all(map(gradients.wants, (call.q, call.k, call.v, parameter_of(line))))
 
 
 _MOST = 64 * 32
@@ -55,7 +55,7 @@ def backward(launches: Launches, call: Call, read: tuple[Any, ...], gradients: G
     kernel.launch(varying, *made, partial, out, *upstream, *rest, launches.batch, share)
     for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
         gradients.add(x, gradient)
-    gradients.add(line.values, table.of_pairs(launches, line, partial))
+    gradients.add(parameter_of(line), table.of_pairs(launches, line, partial))
 
 
 def _kernel(launches: Launches) -> tuple[Kernel, int]:
