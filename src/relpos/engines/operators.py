@@ -30,10 +30,15 @@ class Gradients:
     Args:
         tensors: those whose gradients are wanted. A tensor is known by its identity.
         kind: says which of a call's tensors they are, if calls of one structure are asked for several such sets.
+
+    Attributes:
+        complete: whether all were added, each once, contiguous and in its tensor's dtype; whoever adds them may say so.
     """
 
+    __slots__ = ("_ids", "complete", "kind", "sums", "tensors")
+
     def __init__(self, tensors: Sequence[Tensor], kind: Hashable = None) -> None:
-        self.tensors, self.kind = tensors, kind
+        self.tensors, self.kind, self.complete = tensors, kind, False
         self.sums: list[Tensor | None] = [None] * len(tensors)
         self._ids = list(map(id, tensors))  # few: searching takes less time than a dict
 
@@ -63,12 +68,9 @@ class Gradients:
 
     def finished(self) -> list[Tensor]:
         """All of them, each in its tensor's dtype, contiguous or token by token."""
-        return [  # most are already
-            gradient
-            if gradient is not None and gradient.dtype is x.dtype and gradient.is_contiguous()
-            else _finished(gradient, x)
-            for gradient, x in zip(self.sums, self.tensors, strict=True)
-        ]
+        if self.complete:
+            return self.sums  # type: ignore[return-value]
+        return [_finished(gradient, x) for gradient, x in zip(self.sums, self.tensors, strict=True)]
 
 
 def _finished(gradient: Tensor | None, x: Tensor) -> Tensor:
@@ -159,7 +161,7 @@ def _seen_by_operators(tensors: Sequence[Tensor]) -> bool:
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        or not set(map(type, tensors)) <= _OWN
+        or not _OWN.issuperset(map(type, tensors))
     )
 
 
@@ -173,6 +175,7 @@ _StepBack = Callable[[Call, list[Tensor], Saved, tuple[int, ...]], list[Tensor]]
 
 _LEADING = 2
 """Arguments of `_Node.apply` before the tensors. Not a class attribute, which compiled autograd cannot read."""
+_NONE_LEADING = (None,) * _LEADING
 
 
 class _ByNode(NamedTuple):
@@ -180,6 +183,7 @@ class _ByNode(NamedTuple):
 
     Attributes:
         needed: which tensors want gradients, by what autograd says of the node's arguments.
+        unlearned: those without a gradient, which alone may be made in inference mode.
         hooked: whether hooks on saved tensors may give back others than were saved, as those of a checkpoint do once
             its weights have changed, or with other strides.
     """
@@ -188,6 +192,7 @@ class _ByNode(NamedTuple):
     step_back: _StepBack
     form: CallForm
     needed: dict[tuple[bool, ...], tuple[int, ...]]
+    unlearned: tuple[int, ...]
     hooked: bool
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -207,8 +212,10 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, way: _ByNode, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = way.forward(call)
         ctx.set_materialize_grads(False)
-        # A mask or lines made in inference mode cannot be saved themselves.
-        ctx.save_for_backward(*[x.clone() if x.is_inference() else x for x in tensors], out, lse)
+        for at in way.unlearned:
+            if tensors[at].is_inference():  # a mask, or lines: they cannot be saved themselves
+                tensors = (*tensors[:at], tensors[at].clone(), *tensors[at + 1 :])
+        ctx.save_for_backward(*tensors, out, lse)
         ctx.kept = way, way.form.lines(call), None if way.hooked else call.prepared
         return out, lse
 
@@ -223,10 +230,13 @@ class _Node(torch.autograd.Function):
         needed = way.needed.get(wanted)
         if needed is None:
             needed = way.needed[wanted] = tuple(at for at, wants in enumerate(wanted[_LEADING:]) if wants)
-        found: list[Tensor | None] = [None] * len(wanted)
-        for index, gradient in zip(needed, way.step_back(call, tensors, (out, lse, d_out, d_lse), needed), strict=True):
-            found[_LEADING + index] = gradient
-        return tuple(found)
+        found = way.step_back(call, tensors, (out, lse, d_out, d_lse), needed)
+        if len(found) == len(tensors):
+            return (*_NONE_LEADING, *found)
+        gradients: list[Tensor | None] = [None] * len(wanted)
+        for index, gradient in zip(needed, found, strict=True):
+            gradients[_LEADING + index] = gradient
+        return tuple(gradients)
 
 
 class Operator:
@@ -249,7 +259,7 @@ class Operator:
         form = CallForm(call, as_packed=True)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = self._by_node(self._forward, self._backward, form, hooked=hooks_on_saved_tensors())
+        way = self._by_node(call, self._forward, self._backward, form, hooked=hooks_on_saved_tensors())
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -269,8 +279,8 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = self._by_node(forward, backward, CallForm(call, as_packed=False), hooked=False)
-                of_any = self._by_node(forward, self._backward, CallForm(call, as_packed=True), hooked=True)
+                way = self._by_node(call, forward, backward, CallForm(call, as_packed=False), hooked=False)
+                of_any = self._by_node(call, forward, self._backward, CallForm(call, as_packed=True), hooked=True)
 
                 def run(call: Call) -> tuple[Tensor, Tensor]:
                     return (of_any if hooks_on_saved_tensors() else way).run(call)
@@ -284,8 +294,11 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm, hooked: bool) -> _ByNode:
-        return _ByNode(forward, partial(self._step_back, backward, hooked), form, {}, hooked)
+    def _by_node(
+        self, call: Call, forward: RunForward, backward: RunBackward, form: CallForm, *, hooked: bool
+    ) -> _ByNode:
+        unlearned = tuple(at for at, x in enumerate(form.tensors(call)) if not x.requires_grad)
+        return _ByNode(forward, partial(self._step_back, backward, hooked), form, {}, unlearned, hooked)
 
     def _step_back(
         self, backward: RunBackward, hooked: bool, call: Call, tensors: list[Tensor], saved: Saved,
@@ -307,7 +320,8 @@ def _gradients(
 ) -> list[Tensor]:
     """The gradients of the tensors at `needed` indices."""
     out, lse, d_out, d_lse = saved
-    gradients = Gradients([tensors[index] for index in needed], needed)
+    wanted = tensors if len(needed) == len(tensors) else [tensors[index] for index in needed]
+    gradients = Gradients(wanted, needed)
     with without_autocast(out.device):
         backward(call, out, lse, d_out, d_lse, gradients)
     return gradients.finished()

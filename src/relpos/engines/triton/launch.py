@@ -36,7 +36,8 @@ class Launches:
         self.batch, self.heads, self.n, self.d = call.q.shape
         self.own_heads, self.m, self.v = call.v.shape[1:]
         self.device, self.dtype, self.scale = call.q.device, call.q.dtype, call.scale
-        self.readers = [_Reader(x) for x in (call.q, call.k, call.v)]
+        self.readers = q, k, v = [_Reader(x) for x in (call.q, call.k, call.v)]
+        self.copies = q.copied or k.copied or v.copied
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
@@ -97,6 +98,8 @@ class Launches:
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
         q, k, v = self.readers
+        if not self.copies:
+            return tiles.QKV(call.q, *q.strides, call.k, *k.strides, call.v, *v.strides)
         return tiles.QKV(q.readable(call.q), *q.strides, k.readable(call.k), *k.strides, v.readable(call.v), *v.strides)
 
     def bias(self, call: Call) -> tiles.Bias:
@@ -245,8 +248,8 @@ class _Reader:
     """How the kernels read a tensor: its strides, and whether it must be copied."""
 
     def __init__(self, x: Tensor) -> None:
-        read = readable(x.detach())
-        self.copied, self.strides = read.data_ptr() != x.data_ptr(), with_strides(read)[1:]
+        read, *self.strides = with_strides(x.detach())
+        self.copied = read.data_ptr() != x.data_ptr()
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous() if self.copied else x
@@ -289,11 +292,6 @@ def batch_stride(x: Tensor) -> int:
     return x.stride(0) if x.dim() == 2 and x.shape[0] > 1 else 0
 
 
-def readable(x: Tensor) -> Tensor:
-    """The tensor, if the kernels can read it (last stride 1, offsets within a tile in 32 bits); else a copy."""
-    return x if x.stride(3) == 1 and x.stride(2) * spans.COARSE < 2**31 else x.contiguous()
-
-
 def _with_head_strides(x: Tensor) -> tuple[Tensor, int, int]:
     """Numbers of queries, `[1 or B, 1 or H, N or 1]`, contiguous, with their strides along batch and head."""
     batch, head = (x.shape[axis] > 1 for axis in (0, 1))
@@ -301,8 +299,13 @@ def _with_head_strides(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """A tensor with its strides along batch, head and token."""
-    return x, x.stride(0), x.stride(1), x.stride(2)
+    """The tensor, if the kernels can read it (last stride 1, offsets within a tile in 32 bits), else a copy; with its
+    strides along batch, head and token."""
+    batch, head, token, last = x.stride()
+    if last != 1 or token * spans.COARSE >= 2**31:
+        x = x.contiguous()
+        batch, head, token, _ = x.stride()
+    return x, batch, head, token
 
 
 def _shape(rows: int, columns: int, warps: int, stages: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 from relpos.engines.triton import kernels, steps, table, tiles, vector_passes, windows
-from relpos.engines.triton.launch import Launches, parameter_of, readable, with_strides
+from relpos.engines.triton.launch import Launches, parameter_of, with_strides
 from relpos.engines.triton.vectors import NO_CHUNK
 
 
@@ -52,7 +52,7 @@ def backward(
         if gradients.kind is not None:
             launches.backwards[gradients.kind] = way
     d_lse = None if d_lse is None else d_lse.contiguous()
-    way.run(call, out.contiguous(), lse.contiguous(), readable(d_out), d_lse, gradients)
+    way.run(call, out.contiguous(), lse.contiguous(), d_out, d_lse, gradients)
 
 
 class GradientLaunches:
@@ -68,11 +68,14 @@ class GradientLaunches:
         self.launches = launches
         wants, heads = gradients.wants, launches.batch * launches.heads
         line, factor, ranks = launches.line(call), launches.factor(call), launches.low_rank(call)
-        self.of_line = line is not None and wants(parameter_of(line))
+        self.of_line = None if line is None or not wants(parameter_of(line)) else table.LineGradient(launches, line)
         self.of_factor = factor is not None and wants(factor.factor)
         self.of_query_sides = tuple(wants(term.query) for term in ranks)
         self.of_key_sides = tuple(wants(term.key) for term in ranks)
         self.of_sinks = launches.sinks_at is not None
+        bias = () if line is None or parameter_of(line).dtype != launches.wide else (parameter_of(line),)
+        own = set(map(id, (call.q, call.k, call.v, *bias)))
+        self.completes = own.issuperset(map(id, gradients.tensors))  # none is made of parts, or in another dtype
         self.by_windows = windows.serves(launches, call, gradients)
         self.rows, self.count = steps.of_rows(launches)
         self.queries = self.keys = None
@@ -84,14 +87,16 @@ class GradientLaunches:
     def run(
         self, call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients
     ) -> None:
-        """Add to the gradients that are wanted. `out`, `lse` and `d_lse` are contiguous, `d_out` is `readable`."""
+        """Add to the gradients that are wanted. `out`, `lse` and `d_lse` are contiguous."""
         launches = self.launches
         qkv, bias, allowed, of_queries, of_keys, begins = launches.given_back(call)
         size, dropout, upstream = launches.size, launches.dropout(call), with_strides(d_out)
-        varying = begins, d_out.data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, upstream[1:]
+        varying = begins, upstream[0].data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, upstream[1:]
         if self.by_windows:
+            assert self.of_line is not None
             read = out, upstream, lse, d_lse, qkv, size, bias, allowed, dropout
-            windows.backward(launches, call, read, gradients, varying)
+            windows.backward(launches, call, read, gradients, varying, self.of_line)
+            gradients.complete = self.completes
             return
         up = tiles.Upstream(*upstream, lse.new_empty(launches.batch, launches.heads, 2, self.count), self.count)
         self.rows.launch(varying, out, up, lse, d_lse, size)
@@ -112,13 +117,14 @@ class GradientLaunches:
             gradients.add(call.k, d_k)
             gradients.add(call.v, d_v)
             _add_sides(launches, call, "key", sides, gradients)
-        if self.of_line:
+        if self.of_line is not None:
             line = launches.line(call)
             assert line is not None
-            rows = up, qkv, size, bias, allowed, dropout
-            gradients.add(parameter_of(line), table.gradient(launches, line, rows, varying))
+            common = up, qkv, size, bias, allowed, dropout
+            gradients.add(parameter_of(line), self.of_line.of_call(line, common, varying))
         if self.of_sinks:
             steps.add_sinks(launches, call, lse, up, gradients)
+        gradients.complete = self.completes
 
 
 def _empty(x: Tensor) -> Tensor:

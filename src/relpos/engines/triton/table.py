@@ -25,34 +25,9 @@ from relpos.engines.triton.limits import MOST_AXES, cdiv, power_of_2
 
 Common = tuple[Any, ...]
 """The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
-Order = tuple[Int[Tensor, " I"], Int[Tensor, " L"]]
+ReadOrder = tuple[Int[Tensor, " I"], Int[Tensor, " L"]]
 """The numbers of all that reads entries or rows, sorted by what it reads, and where those of each begin, plus the
 end."""
-
-
-def gradient(launches: Launches, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
-    """The gradient of `values`, or of the table, in its shape. `varying`: see `Kernel`."""
-    lines = line.lines
-    if launches.few:
-        kernel, share = launches.once("pairs", lambda: _pairs_kernel(launches))
-        partial = pairs(launches, kernel.grid[2])
-        kernel.launch(varying, partial, *common, launches.batch, share)
-        return of_pairs(launches, line, partial)
-    query, key = lines.layout.query, lines.layout.key
-    assert query is not None
-    assert key is not None
-    result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
-    if min(*query.sizes, *key.sizes) > 0:  # beside prefixes alone
-        _between_tokens(launches, lines, common, varying, query, key, result)
-    if query.prefix or key.prefix:
-        _of_prefixes(launches, lines, common, varying, result)
-    if isinstance(line, TableLookup):
-        rows = line.rows
-        if not rows.in_order:
-            order = cached(rows, "order in 32 bits", launches.device, lambda: _order(rows.index, rows.rows))
-            return _sums(launches, line, result[None], order)
-        result = result.T
-    return result.sum_to_size(parameter_of(line).shape)
 
 
 PROGRAMS = 1024
@@ -63,31 +38,78 @@ _MOST_ACROSS = 2048
 """The most pairs, or entries, of a row of a table that are read at once. Not measured."""
 
 
+class LineGradient:
+    """The gradient of the line bias of calls of one structure: what it launches, decided once. Holds no tensor.
+
+    Args:
+        launches: what all calls of the structure have in common.
+        line: the bias of the first.
+    """
+
+    def __init__(self, launches: Launches, line: LineBias | TableLookup) -> None:
+        self.launches = launches
+        heads, pairs = launches.heads, launches.n * launches.m
+        self._pairs, self._share = _pairs_kernel(launches) if launches.few else (None, 0)
+        each, across = pairs if launches.few else line.lines.length, _ACROSS
+        if isinstance(line, TableLookup):
+            count = line.rows.rows
+            across = min(_MOST_ACROSS, max(_ACROSS, power_of_2(each // count)))
+            self._shape, strides = (count, heads), (1, heads)
+        else:
+            count = line.lines.length
+            self._shape, strides = (heads, count), (count, 1)
+        entries = max(1, _ENTRIES * _ACROSS // across)
+        constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
+        self._sum = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)
+        self._sizes = (each, count, heads, *strides)
+
+    def of_call(self, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
+        """The gradient of `values`, or of the table, in its shape. `varying`: see `Kernel`."""
+        launches = self.launches
+        if self._pairs is None:
+            return self._of_many(line, common, varying)
+        partial = pairs(launches, self._pairs.grid[2])
+        self._pairs.launch(varying, partial, *common, launches.batch, self._share)
+        return self.of_pairs(line, partial)
+
+    def of_pairs(self, line: LineBias | TableLookup, partial: Float[Tensor, "parts H N M"]) -> Float[Tensor, "_ _"]:
+        """The same from the gradient of every pair's score."""
+        lines, rows = line.lines, line.rows if isinstance(line, TableLookup) and not line.rows.in_order else None
+        key = "order of pairs" if rows is None else ("order of pairs", rows)
+        order = cached(
+            lines, key, self.launches.device, lambda: _order_of_pairs(lines, rows), lambda: 4 * self._sizes[0]
+        )
+        return self._sums(line, partial, order)
+
+    def _of_many(self, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
+        launches, lines = self.launches, line.lines
+        query, key = lines.layout.query, lines.layout.key
+        assert query is not None
+        assert key is not None
+        result = torch.zeros(launches.heads, lines.length, dtype=launches.wide, device=launches.device)
+        if min(*query.sizes, *key.sizes) > 0:  # beside prefixes alone
+            _between_tokens(launches, lines, common, varying, query, key, result)
+        if query.prefix or key.prefix:
+            _of_prefixes(launches, lines, common, varying, result)
+        if isinstance(line, TableLookup):
+            rows = line.rows
+            if not rows.in_order:
+                order = cached(rows, "order in 32 bits", launches.device, lambda: _order(rows.index, rows.rows))
+                return self._sums(line, result[None], order)
+            result = result.T.contiguous()
+        return result.sum_to_size(parameter_of(line).shape)
+
+    def _sums(self, line: LineBias | TableLookup, partial: Float[Tensor, "parts H *I"], order: ReadOrder) -> Tensor:
+        """From the gradients of all that reads the values, or the table, and its order."""
+        result = partial.new_empty(*self._shape)
+        self._sum.launch(None, result, partial, *order, len(partial), *self._sizes)
+        own = parameter_of(line).shape
+        return result if own == self._shape else result.sum_to_size(own)
+
+
 def pairs(launches: Launches, parts: int) -> Float[Tensor, "parts H N M"]:
     """For the gradient of every pair's score, summed over parts of the batch."""
     return torch.empty(parts, launches.heads, launches.n, launches.m, dtype=launches.wide, device=launches.device)
-
-
-def of_pairs(
-    launches: Launches, line: LineBias | TableLookup, partial: Float[Tensor, "parts H N M"]
-) -> Float[Tensor, "_ _"]:
-    """The gradient of `values`, or of the table, in its shape, from that of every pair's score."""
-    lines, pairs = line.lines, launches.n * launches.m
-    rows = line.rows if isinstance(line, TableLookup) and not line.rows.in_order else None
-    key = "order of pairs" if rows is None else ("order of pairs", rows)
-    order = cached(lines, key, launches.device, lambda: _order_of_pairs(lines, rows), lambda: 4 * pairs)
-    return _sums(launches, line, partial, order)
-
-
-def _sums(
-    launches: Launches, line: LineBias | TableLookup, partial: Float[Tensor, "parts H *I"], order: Order
-) -> Float[Tensor, "_ _"]:
-    """The gradient of `values`, or of the table, in its shape, from that of what reads it, in its order."""
-    kernel, shape, sizes = launches.once("sum", lambda: _sum_kernel(launches, line, partial))
-    result = partial.new_empty(shape)
-    kernel.launch(None, result, partial, *order, len(partial), *sizes)
-    own = parameter_of(line).shape
-    return result if own == shape else result.sum_to_size(own)
 
 
 def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
@@ -101,31 +123,13 @@ def _pairs_kernel(launches: Launches) -> tuple[Kernel, int]:
     return Kernel(table_kernels.backward_pairs, grid, {**launches.constants, **tile}), share
 
 
-def _sum_kernel(
-    launches: Launches, line: LineBias | TableLookup, partial: Tensor
-) -> tuple[Kernel, tuple[int, int], tuple[int, ...]]:
-    """The kernel, the shape of what it writes, and the numbers that it is given."""
-    heads, each = launches.heads, math.prod(partial.shape[2:])
-    if isinstance(line, TableLookup):
-        count = line.rows.rows
-        across = min(_MOST_ACROSS, max(_ACROSS, power_of_2(each // count)))
-        shape, strides = (count, heads), (1, heads)
-    else:
-        count, across = line.lines.length, _ACROSS
-        shape, strides = (heads, count), (count, 1)
-    entries = max(1, _ENTRIES * _ACROSS // across)
-    constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
-    kernel = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)
-    return kernel, shape, (each, count, heads, *strides)
-
-
-def _order(read: Int[Tensor, " I"], count: int) -> Order:
+def _order(read: Int[Tensor, " I"], count: int) -> ReadOrder:
     order = torch.argsort(read, stable=True)
     numbers = torch.arange(count + 1, device=read.device, dtype=read.dtype)
     return order.to(torch.int32), torch.searchsorted(read[order], numbers).to(torch.int32)
 
 
-def _order_of_pairs(lines: Lines, rows: Rows | None) -> Order:
+def _order_of_pairs(lines: Lines, rows: Rows | None) -> ReadOrder:
     """Of all pairs, by the entry of the line that they read, or by the row of a table."""
     index = lines.index()
     entries = (index if index.dim() == 2 else index[0]).flatten()

@@ -39,12 +39,15 @@ def _edge(launches: Launches) -> int:
     return max(16, power_of_2(max(launches.n, launches.m)))
 
 
-def backward(launches: Launches, call: Call, read: tuple[Any, ...], gradients: Gradients, varying: Hashable) -> None:
+def backward(
+    launches: Launches, call: Call, read: tuple[Any, ...], gradients: Gradients, varying: Hashable,
+    of_line: table.LineGradient,
+) -> None:  # fmt: skip
     """Add to the gradients.
 
     Args:
         read: the output, its gradient with its strides, log-sum-exp and its gradient, q, k and v, sizes, bias, mask and
-            dropout. varying: see `Kernel`.
+            dropout. varying: see `Kernel`. of_line: sums what the kernel finds of all pairs.
     """
     line = launches.line(call)
     assert line is not None
@@ -55,7 +58,7 @@ def backward(launches: Launches, call: Call, read: tuple[Any, ...], gradients: G
     kernel.launch(varying, *made, partial, out, *upstream, *rest, launches.batch, share)
     for x, gradient in zip((call.q, call.k, call.v), made, strict=True):
         gradients.add(x, gradient)
-    gradients.add(parameter_of(line), table.of_pairs(launches, line, partial))
+    gradients.add(parameter_of(line), of_line.of_pairs(line, partial))
 
 
 def _kernel(launches: Launches) -> tuple[Kernel, int]:
