@@ -206,7 +206,7 @@ def attention(
     if not isinstance(backend, str):
         require_backend(backend)
     given = Arguments(q, k, v, position, queries, keys, mask, scale, dropout, return_lse, states, backend)
-    output, lse = run_planned(given, backend)
+    output, lse = run_planned(given)
     if not return_lse:
         return output
     assert lse is not None, "an engine without it says so"

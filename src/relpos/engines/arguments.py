@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from typing import NoReturn, Protocol, runtime_checkable
 
@@ -49,7 +48,6 @@ class SupportsTerms(Protocol):
 
 
 Position = Terms | Term | SupportsTerms
-_MakesTerms = Callable[..., Terms]
 HiddenStates = Tensor | tuple[Tensor, Tensor]
 """What the queries are projected from, `[B, N, E]`, or a pair with that of the keys, `[B, M, F]`."""
 
@@ -60,8 +58,12 @@ class Arguments:
     Whether they fit together is `check`ed once for all of one structure. A plain class: each call makes one.
 
     Args:
-        backend: for a call that `run_planned` computes, the engine asked for. Its terms may then have tables that are
-            not read (`TableLookup`); those of all others never have.
+        backend: the engine asked for, where the call is computed (`run_planned`). Its terms may then have tables that
+            are not read (`TableLookup`); those of all others never have.
+
+    Attributes:
+        has_structure: whether a plan may be kept for it, and one that is there be used: it is computed, and nothing
+            looks on that may change the choice or must see all that is done.
     """
 
     def __init__(
@@ -90,7 +92,10 @@ class Arguments:
         if scale is not None:
             require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
         self.q, self.k, self.v = q, k, v
-        self.terms = _resolve_terms(position, queries, keys, q, k, v, states, backend)
+        self.backend = backend
+        self.has_structure = backend is not None and may_cache(q.device) and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        reads = not self.has_structure or not (backend == "triton" or (backend == "auto" and q.is_cuda))
+        self.terms = _resolve_terms(position, queries, keys, q, k, v, states, reads)
         self.mask = None if mask is None else Mask.of(mask)
         self.dtype, self.autocast = under_autocast(q)
         self.scale, self.dropout, self.return_lse = scale, float(dropout), return_lse
@@ -176,7 +181,7 @@ def _resolve_terms(
     k: Tensor,
     v: Tensor,
     states: HiddenStates | None,
-    backend: str | None = None,
+    reads: bool,
 ) -> Terms:
     make = getattr(position, "terms", None)  # terms have none; of a class it is no method
     if callable(make) and not isinstance(position, type):
@@ -196,9 +201,9 @@ def _resolve_terms(
             _require_rows(states, q)
             terms = make(queries, keys, states=states)
         else:
-            if backend == "triton" or (backend == "auto" and q.is_cuda):
-                make = _unread(position, make, q)
-            terms = make(queries, keys)
+            # the second run of a checkpoint has to save what the first did, whether or not it is under a mode, say
+            unread = None if reads or hooks_on_saved_tensors() else getattr(position, "unread_terms", None)
+            terms = (make if unread is None else unread)(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")
@@ -219,13 +224,6 @@ def _resolve_terms(
             remedy = f"Build it first: relpos.create_position({position!r}, {sizes}, queries=...)."
         fail("position to be terms or a mechanism", shape_of(position), remedy)
     return position
-
-
-def _unread(position: object, make: _MakesTerms, q: Tensor) -> _MakesTerms:
-    """What makes the terms of a mechanism with its tables not read, where it can and nothing looks on; else `make`.
-    The second run of a checkpoint has to save what the first did, whether or not it is under a mode, say."""
-    unread: _MakesTerms | None = getattr(position, "unread_terms", None)
-    return make if unread is None or hooks_on_saved_tensors() or not may_cache(q.device) else unread
 
 
 def _fail_to_count(queries: Coordinates, keys: Coordinates | None, q: Tensor, k: Tensor, v: Tensor) -> NoReturn:

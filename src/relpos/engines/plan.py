@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from relpos.core import Rotation, may_cache
+from relpos.core import Rotation
 from relpos.core.checks import without_autocast
 from relpos.core.structure import structure_of
 from relpos.core.terms.table_lookup import read_tables
@@ -34,13 +34,12 @@ from relpos.engines.unseen import without_unseen
 Structure = Hashable
 
 
-def structure_of_call(given: Arguments, backend: str) -> Structure | None:
+def structure_of_call(given: Arguments) -> Structure | None:
     """All that a plan depends on, or None."""
-    q = given.q
-    if not may_cache(q.device) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if not given.has_structure:
         return None
     tensors: list[Tensor] = []
-    parts = structure_of((q, given.k, given.v, given.terms, given.mask), tensors)
+    parts = structure_of((given.q, given.k, given.v, given.terms, given.mask), tensors)
     if parts is None:
         return None
     same: Hashable = None
@@ -48,7 +47,7 @@ def structure_of_call(given: Arguments, backend: str) -> Structure | None:
         same = tuple(next(at for at, x in enumerate(tensors) if x is y) for y in tensors)
     return (
         parts, same, given.dtype, given.autocast, torch.is_grad_enabled(), given.scale, given.dropout,
-        given.return_lse, backend,
+        given.return_lse, given.backend,
     )  # fmt: skip
 
 
@@ -64,14 +63,14 @@ class Plan(NamedTuple):
     compute: Compute
 
 
-def run_planned(given: Arguments, backend: str) -> tuple[Tensor, Tensor | None]:
+def run_planned(given: Arguments) -> tuple[Tensor, Tensor | None]:
     """Output and log-sum-exp, by the plan of all calls of this structure, which the first of them makes."""
-    structure = structure_of_call(given, backend)
+    structure = structure_of_call(given)
     if structure is None:
         given = given.read()
     plan = None if structure is None else PLANS.get(structure)
     if plan is None:
-        plan = make_plan(given, backend, structure)
+        plan = make_plan(given, structure)
     call = given.unchecked_call(plan.scale)
     if given.dropout > 0:
         call = call.seeded()
@@ -81,12 +80,13 @@ def run_planned(given: Arguments, backend: str) -> tuple[Tensor, Tensor | None]:
         return plan.compute(call)
 
 
-def make_plan(given: Arguments, backend: str, structure: Structure | None) -> Plan:
+def make_plan(given: Arguments, structure: Structure | None) -> Plan:
     """The plan of a call, checked; kept for others of its structure where it has one.
 
     Engines are chosen, and checks made, with all tables read.
     """
-    known = given.read()
+    known, backend = given.read(), given.backend
+    assert backend is not None, "it is computed"
     call = known.call()
     choice = choose(call, backend)
     engine = choice.engine

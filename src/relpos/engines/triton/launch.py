@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton.language as tl
@@ -23,6 +23,9 @@ from relpos.engines.triton.limits import HOPPERS, are_few, cdiv, interpreting, p
 from relpos.engines.triton.low_rank import LowRankSides
 
 T = TypeVar("T")
+KernelInputs = tuple[tiles.QKV, tiles.Bias, tiles.Allowed, tiles.Spans, tiles.Spans, int]
+"""What the kernels are given of a call: q, k and v, the bias, the mask, the spans of queries and of keys; and where
+tensors begin that are not fresh (`Alignment`)."""
 
 
 class Launches:
@@ -38,6 +41,9 @@ class Launches:
         self.device, self.dtype, self.scale = call.q.device, call.q.dtype, call.scale
         self.readers = q, k, v = [_Reader(x) for x in (call.q, call.k, call.v)]
         self.copies = q.copied or k.copied or v.copied
+        contiguous = all(x.is_contiguous() for x in (call.q, call.k, call.v))
+        self.empty_like: Callable[[Tensor], Tensor] = torch.empty_like if contiguous else _contiguous_like
+        """Memory for the gradient of q, k or v."""
         self.size = tiles.Counts(self.heads, self.heads // self.own_heads, self.n, self.m)
         self.wide = torch.promote_types(call.q.dtype, torch.float32)
         self.unit = 1.0 if call.q.dtype == self.wide else math.log2(math.e)
@@ -87,13 +93,14 @@ class Launches:
         """What the kernels are given of a call."""
         qkv, bias, (allowed, of_queries, of_keys) = self.qkv(call), self.bias(call), self.allowed(call)
         at = self.aligned(qkv, allowed) if self.keeps_bias else self.aligned(qkv, allowed, bias)
-        return KernelInputs(qkv, bias, allowed, of_queries, of_keys, at)
+        return qkv, bias, allowed, of_queries, of_keys, at
 
     def given_back(self, call: Call) -> KernelInputs:
         """The same for the backward of a call, with what the forward left."""
         if call.prepared is None:
             return self.given(call)
-        return KernelInputs(self.qkv(call), call.prepared[0], *self.allowed(call), call.prepared[1])
+        bias, at = call.prepared
+        return self.qkv(call), bias, *self.allowed(call), at
 
     def qkv(self, call: Call) -> tiles.QKV:
         """The queries, keys and values of a call."""
@@ -232,18 +239,6 @@ class Launches:
         return {"ALIKE": sides is not None, "QUERIES": queries, "KEYS": keys}
 
 
-class KernelInputs(NamedTuple):
-    """What the kernels are given of a call: q, k and v, the bias, the mask, the spans of queries and of keys; and where
-    tensors begin that are not fresh (`Alignment`)."""
-
-    qkv: tiles.QKV
-    bias: tiles.Bias
-    allowed: tiles.Allowed
-    of_queries: tiles.Spans
-    of_keys: tiles.Spans
-    begins: int
-
-
 class _Reader:
     """How the kernels read a tensor: its strides, and whether it must be copied."""
 
@@ -270,11 +265,8 @@ def parameter_of(line: LineBias | TableLookup) -> Tensor:
 
 
 def _rows_read(line: LineBias | TableLookup) -> Tensor | None:
-    """The row of the table that each entry reads, in 32 bits; None where entries are read in order."""
-    if not isinstance(line, TableLookup) or line.rows.in_order:
-        return None
-    index = line.rows.index
-    return cached(line.rows, "in 32 bits", index.device, lambda: index.to(torch.int32, copy=True).contiguous())
+    """The row of the table that each entry reads; None where rows are read in order."""
+    return line.rows.in_32_bits if isinstance(line, TableLookup) and not line.rows.in_order else None
 
 
 def in_32_bits(lines: Lines) -> tuple[Tensor, Tensor]:
@@ -296,6 +288,10 @@ def _with_head_strides(x: Tensor) -> tuple[Tensor, int, int]:
     """Numbers of queries, `[1 or B, 1 or H, N or 1]`, contiguous, with their strides along batch and head."""
     batch, head = (x.shape[axis] > 1 for axis in (0, 1))
     return x.detach().contiguous(), batch * x.shape[1] * x.shape[2], head * x.shape[2]
+
+
+def _contiguous_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:

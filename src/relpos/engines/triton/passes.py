@@ -101,7 +101,7 @@ class GradientLaunches:
         up = tiles.Upstream(*upstream, lse.new_empty(launches.batch, launches.heads, 2, self.count), self.count)
         self.rows.launch(varying, out, up, lse, d_lse, size)
         if self.queries is not None:
-            d_q, d_factor = _empty(call.q), torch.empty_like(lse) if self.of_factor else None
+            d_q, d_factor = launches.empty_like(call.q), torch.empty_like(lse) if self.of_factor else None
             sides = _empty_sides(launches, call, "query", self.of_query_sides)
             self.queries.launch(
                 varying, d_q, d_factor, sides, None, up, qkv, size, bias, allowed, of_queries, dropout, NO_CHUNK
@@ -112,7 +112,8 @@ class GradientLaunches:
                 gradients.add(factor.factor, d_factor.sum_to_size(factor.factor.shape))
             _add_sides(launches, call, "query", sides, gradients)
         if self.keys is not None:
-            d_k, d_v, sides = _empty(call.k), _empty(call.v), _empty_sides(launches, call, "key", self.of_key_sides)
+            d_k, d_v = launches.empty_like(call.k), launches.empty_like(call.v)
+            sides = _empty_sides(launches, call, "key", self.of_key_sides)
             self.keys.launch(varying, d_k, d_v, sides, None, up, qkv, size, bias, allowed, of_keys, dropout, NO_CHUNK)
             gradients.add(call.k, d_k)
             gradients.add(call.v, d_v)
@@ -125,11 +126,6 @@ class GradientLaunches:
         if self.of_sinks:
             steps.add_sinks(launches, call, lse, up, gradients)
         gradients.complete = self.completes
-
-
-def _empty(x: Tensor) -> Tensor:
-    """Memory for the gradient of a tensor."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _empty_sides(

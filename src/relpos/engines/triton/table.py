@@ -75,7 +75,7 @@ class LineGradient:
     def of_pairs(self, line: LineBias | TableLookup, partial: Float[Tensor, "parts H N M"]) -> Float[Tensor, "_ _"]:
         """The same from the gradient of every pair's score."""
         lines, rows = line.lines, line.rows if isinstance(line, TableLookup) and not line.rows.in_order else None
-        key = "order of pairs" if rows is None else ("order of pairs", rows)
+        key = "order of pairs" if rows is None else rows
         order = cached(
             lines, key, self.launches.device, lambda: _order_of_pairs(lines, rows), lambda: 4 * self._sizes[0]
         )

@@ -52,7 +52,7 @@ def backward(
     line = launches.line(call)
     assert line is not None
     kernel, share = launches.once("windows", lambda: _kernel(launches))
-    made = [x.new_empty(x.shape) for x in (call.q, call.k, call.v)]
+    made = [launches.empty_like(x) for x in (call.q, call.k, call.v)]
     partial = table.pairs(launches, kernel.grid[1])
     out, upstream, *rest = read
     kernel.launch(varying, *made, partial, out, *upstream, *rest, launches.batch, share)
