@@ -28,7 +28,7 @@ from relpos.core.visibility import hides_nothing
 from relpos.engines.arguments import Arguments
 from relpos.engines.call import Call
 from relpos.engines.engine import Compute
-from relpos.engines.selection import choose, takes_tables
+from relpos.engines.selection import choose
 from relpos.engines.unseen import without_unseen
 
 Structure = Hashable
@@ -97,13 +97,12 @@ def make_plan(given: Arguments, structure: Structure | None) -> Plan:
     )
     compute: Compute = Call.empty_result if call.is_empty or on_meta else engine.run
     run: Compute = engine.run
-    unread = known is not given
+    reads = known is not given
     if structure is not None and compute == engine.run:
-        as_given = given.unchecked_call(call.scale)
-        if unread and takes_tables(engine, as_given, backend):
-            call, unread = as_given, False
+        if reads and engine.takes_tables(as_given := given.unchecked_call(call.scale)):
+            call, reads = as_given, False
         compute = engine.plan(call)
-    if unread:
+    if reads:
         compute, run = _reading_tables(compute), _reading_tables(run)
     rotation = call.terms.one(Rotation)
     if rotation is not None and rotation.values:

@@ -116,14 +116,6 @@ def choose(call: Call, backend: str, kind: str | None = None) -> Chosen:
     return choice
 
 
-def takes_tables(engine: Engine, call: Call, backend: str) -> bool:
-    """Whether the engine that was chosen for a call computes it with its tables not read, too."""
-    if not engine.takes_tables(call):
-        return False
-    unchecked = backend == "auto" and call.q.device.type in engine.checked_on
-    return not unchecked or _fault(engine, call) is None
-
-
 def _fault(engine: Engine, call: Call) -> verdicts.Fault | None:
     """Why `auto` must not use an engine for a call, or for its pairs of some rotation."""
     for part in call.parts():

@@ -34,8 +34,8 @@ PROGRAMS = 1024
 """Programs that fill a GPU several times. Fixed, because the division of the batch decides the order of sums."""
 _ENTRIES, _ACROSS = 16, 32
 """Entries of the line that a program of `sum_of_pairs` sums, and pairs of each that it reads at once."""
-_MOST_ACROSS = 2048
-"""The most pairs, or entries, of a row of a table that are read at once. Not measured."""
+_OF_ROW = 1024
+"""Pairs, or entries, of a row of a table that a program reads at once: many share a row. Not measured."""
 
 
 class LineGradient:
@@ -50,18 +50,15 @@ class LineGradient:
         self.launches = launches
         heads, pairs = launches.heads, launches.n * launches.m
         self._pairs, self._share = _pairs_kernel(launches) if launches.few else (None, 0)
-        each, across = pairs if launches.few else line.lines.length, _ACROSS
         if isinstance(line, TableLookup):
-            count = line.rows.rows
-            across = min(_MOST_ACROSS, max(_ACROSS, power_of_2(each // count)))
+            count, entries, across = line.rows.rows, 1, _OF_ROW
             self._shape, strides = (count, heads), (1, heads)
         else:
-            count = line.lines.length
+            count, entries, across = line.lines.length, _ENTRIES, _ACROSS
             self._shape, strides = (heads, count), (count, 1)
-        entries = max(1, _ENTRIES * _ACROSS // across)
         constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
         self._sum = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)
-        self._sizes = (each, count, heads, *strides)
+        self._sizes = (pairs if launches.few else line.lines.length, count, heads, *strides)
 
     def of_call(self, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
         """The gradient of `values`, or of the table, in its shape. `varying`: see `Kernel`."""
