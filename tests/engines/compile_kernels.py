@@ -28,7 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from relpos import Grid, LineBias, LineVectors, LowRank, Mask, QueryScale, Sequence, Sinks, Terms, lines
-from relpos.core import after_content
+from relpos.core import Rows, after_content
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
@@ -147,7 +148,8 @@ def run(label: str, call: Call, arch: int, may_spill: bool = False) -> int:
             setattr(module, name, recorders[-1][1])
     launch.shared_memory = lambda device: ROOM[arch] * 1024
     out, lse = passes.forward(call)
-    learned = [term.values for term in call.terms.of(LineBias)] + [term.factor for term in call.terms.of(QueryScale)]
+    learned = [term.values for term in call.terms.of(LineBias)] + [term.table for term in call.terms.of(TableLookup)]
+    learned += [term.factor for term in call.terms.of(QueryScale)]
     learned += [side for term in call.terms.of(LowRank)[1:] for side in (term.query, term.key)]
     learned += [term.vectors for term in call.terms.of(LineVectors)]
     gradients = Gradients([call.q, call.k, call.v, *learned])
@@ -196,6 +198,9 @@ def calls(everything: bool) -> Any:
         scaled = " scaled," if terms.of(QueryScale) else ""
         yield f"{name}, width {width}, {str(dtype)[6:]}{word and ' '}{word},{scaled}", call
     line = lines(places["sequence"])
+    table = TableLookup(torch.zeros(32, 4, dtype=torch.bfloat16), Rows(torch.arange(line.length) % 32, 32), line)
+    q = torch.zeros(1, 4, 256, 64, dtype=torch.bfloat16)
+    yield "a table, width 64, bfloat16,", Call(q, q.clone(), q.clone(), Terms(table), None, 0.1)
     for width, dtype in itertools.product(widths if everything else (48,), dtypes):  # 48: padded to 64
         if dtype == torch.float64 and width > 128:
             continue

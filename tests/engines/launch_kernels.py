@@ -20,6 +20,8 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
 from relpos import Grid, LineBias, LineVectors, LowRank, Mask, Sequence, Sinks, Terms, lines
+from relpos.core import Rows
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.call import Call
 from relpos.engines.operators import Gradients
 
@@ -100,6 +102,7 @@ def run(launches: Any, call: Call, d_out: torch.Tensor) -> list[Launch]:
     out, lse = passes.forward(call, launches)
     learned = [term.values for term in call.terms.of(LineBias)] + [term.key for term in call.terms.of(LowRank)]
     learned += [term.vectors for term in call.terms.of(LineVectors)]
+    learned += [term.table for term in call.terms.of(TableLookup)]
     wanted = Gradients([call.q, call.k, call.v, *learned], "all")
     passes.backward(call, out, lse, d_out, torch.zeros_like(lse), wanted, launches)
     return list(LAUNCHED)
@@ -148,7 +151,10 @@ def compare() -> int:
         q, k, v = (torch.zeros(shape, dtype=torch.bfloat16) for _ in range(3))
         low_rank = LowRank(torch.zeros(2, where.count, 3), torch.zeros(2, 1, where.count, 3))
         beside = () if where is _WINDOW else (low_rank, Sinks(torch.zeros(2)))
-        terms = Terms(LineBias(torch.zeros(2, line.length), line), *beside)
+        bias: Any = LineBias(torch.zeros(2, line.length), line)
+        if where is _WINDOW:
+            bias = TableLookup(torch.zeros(9, 2), Rows(torch.arange(line.length) % 9, 9), line)
+        terms = Terms(bias, *beside)
         if workspace < 2**29:
             few_vectors, index = torch.zeros(2, 2, 9, 24), torch.arange(line.length) % 9
             sides = zip(("query", "value"), few_vectors, strict=True)

@@ -1,6 +1,9 @@
 """Random sequences of calls, each held against the reference: whatever is kept between calls is attacked.
 
     PYTHONPATH=tests:tests/engines python tests/engines/random_calls.py 0:5000
+    TRITON_INTERPRET=1 PYTHONPATH=tests:tests/engines python tests/engines/random_calls.py 0:500 triton
+
+The second asks for the engine by its name, where it serves a call.
 
 Between two calls weights change (in place, by `.data`, by an optimizer, by a state dict), mechanisms are copied or
 frozen, masks are written to, and a call may come from another thread, in inference mode, under autocast, with other
@@ -120,7 +123,7 @@ def compare(ours: list[Tensor], theirs: list[Tensor], loose: bool) -> None:
 
 
 def one_call(mechanism: relpos.Mechanism, place: Any, how: dict[str, Any]) -> None:
-    backend, mask = how["backend"], how["mask"]
+    backend, mask = sys.argv[2] if len(sys.argv) > 2 else how["backend"], how["mask"]
     if (backend == "streaming" and isinstance(mask, Tensor)) or (
         backend == "sdpa" and isinstance(mechanism, relpos.ShawPosition)
     ):
@@ -131,6 +134,8 @@ def one_call(mechanism: relpos.Mechanism, place: Any, how: dict[str, Any]) -> No
     elif how["class"]:
         q = q.detach().as_subclass(Own)
     given = {"position": mechanism, "queries": place, "mask": mask, "scale": how["scale"]}
+    if len(sys.argv) > 2 and not serves(backend, (q, k, v), given, how):
+        backend = "auto"
     found: list[list[Tensor]] = []
     leaves = [x for x in {id(x): x for x in (q, k, v, *mechanism.parameters())}.values() if x.requires_grad]
     for compute in (partial(attention, backend=backend), by_definition):
@@ -143,6 +148,16 @@ def one_call(mechanism: relpos.Mechanism, place: Any, how: dict[str, Any]) -> No
             found[-1] += [torch.zeros(()) if x is None else x.as_subclass(Tensor) for x in gradients]
     half = torch.bfloat16 in (how["dtype"], *(x.dtype for x in mechanism.parameters()))
     compare(*found, how["autocast"] or half)
+
+
+def serves(backend: str, tensors: tuple[Tensor, ...], given: dict[str, Any], how: dict[str, Any]) -> bool:
+    """Whether an engine serves a call."""
+    try:
+        with how["mode"](), torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
+            relpos.explain(*tensors, **given, backend=backend)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def by_definition(*tensors: Tensor, **given: Any) -> Tensor:

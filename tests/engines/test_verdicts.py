@@ -20,7 +20,20 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from patience import PATIENCE
-from relpos import Grid, LineBias, LineVectors, Mask, RotaryEmbedding, Sequence, Softcap, attention, explain, lines
+from relpos import (
+    Grid,
+    LineBias,
+    LineVectors,
+    Mask,
+    RotaryEmbedding,
+    Sequence,
+    Softcap,
+    T5Bias,
+    attention,
+    explain,
+    lines,
+)
+from relpos.core import Rows
 from relpos.engines.flex import FLEX as flex
 from relpos.engines.selection import SLOWER
 from relpos.engines.self_check import verdicts
@@ -309,7 +322,18 @@ def test_no_check_is_asked_for_where_an_engine_needs_none(checks: list[Any]) -> 
 def test_tritons_kernels_agree_in_the_interpreter(interpreted: list[Any]) -> None:
     assert explain(*inputs(), position=bias()).backend == "triton"
     assert explain(*inputs(), position=bias(), mask=Mask.causal(), dropout=0.1).backend == "triton"
-    assert len(interpreted) == 4
+    assert len(interpreted) == 6, "two sizes each, and a table that is read"
+
+
+def test_a_kernel_that_reads_tables_wrongly_is_passed_over(
+    interpreted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Rows.in_32_bits.func
+    monkeypatch.setattr(Rows, "in_32_bits", property(lambda rows: real(rows) * 0))  # all entries from one row
+    tensors, given = inputs(), {"position": T5Bias(2, init_std=1.0), "queries": Sequence(N)}
+    with pytest.warns(RuntimeWarning, match="failed its check .* output: root mean square error"):
+        found = attention(*tensors, **given)
+    torch.testing.assert_close(found, attention(*tensors, **given, backend="reference"))
 
 
 def test_tritons_kernels_that_forget_the_mask_are_passed_over_under_one(

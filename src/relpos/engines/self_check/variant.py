@@ -30,7 +30,6 @@ from relpos.core import (
     QueryBias,
     QueryScale,
     Rotation,
-    Rows,
     Sequence,
     Sinks,
     Softcap,
@@ -40,7 +39,6 @@ from relpos.core import (
     lines,
 )
 from relpos.core.line import Ramp
-from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.call import Call
 
 FEW = (16, 32, 64, 256)
@@ -51,7 +49,7 @@ _MOST_PREFIX = 5
 _CELLS = (16, 32, 64)
 """Lengths of rows to which tiles cannot be aligned are rounded up to these; tiles differ between them."""
 
-_VECTORS, _WIDTH_OF_CONTENT, _ROWS = 13, 5, 11
+_VECTORS, _WIDTH_OF_CONTENT = 13, 5
 
 Size = Literal["odd", "full"]
 TOKENS: dict[tuple[Size, bool], int] = {
@@ -217,15 +215,10 @@ def _parts(mask: Mask) -> tuple[tuple[Any, ...], ...]:
     return tuple(found)
 
 
-def small_call(variant: Variant, size: Size, *, unread: bool = False) -> Call:
+def small_call(variant: Variant, size: Size) -> Call:
     """A call of a variant on the CPU, with random numbers from its own generator.
 
     All floating-point tensors require gradients, except angles, because PyTorch applies learned ones.
-
-    Args:
-        variant: which.
-        size: whether some tiles are partial.
-        unread: whether a line bias is held as a table that an engine reads.
     """
     generator = torch.Generator().manual_seed(7)
 
@@ -279,10 +272,6 @@ def small_call(variant: Variant, size: Size, *, unread: bool = False) -> Call:
             case "LineBias":
                 shared, dtype = rest[:2]
                 line = all_lines()
-                if unread:
-                    rows = Rows(torch.arange(line.length, device="cpu") // 3 % _ROWS, _ROWS)
-                    made.append(TableLookup(normal(_ROWS, 1 if shared else heads, dtype=dtype), rows, line))
-                    continue
                 made.append(LineBias(normal(1 if shared else heads, line.length, dtype=dtype), line))
             case "Rotation":
                 layout, pairs, dtype, shared = rest

@@ -16,7 +16,7 @@ which could be waiting for it in autograd.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from relpos.core import LineBias, Rows, Term
+from relpos.core.terms.table_lookup import TableLookup
 from relpos.engines.call import Call
 from relpos.engines.engine import Engine
 from relpos.engines.operators import lacks_transform
@@ -101,11 +103,13 @@ def _obstacle(q: Tensor) -> str | None:
 def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.device) -> str | None:
     """How an engine disagrees with the reference, in words, or None."""
     makes = [partial(small_call, variant, size) for size in _SIZES]
-    unread = partial(small_call, variant, _SIZES[0], unread=True)
-    makes += [unread] * engine.takes_tables(unread())
+    makes += [partial(_with_table, variant)] * any(kind == "LineBias" for kind, *_ in variant.terms)
     for make in makes:
         try:
-            found = Expected(reference, make).difference(engine, device).fault
+            expected = Expected(reference, make)
+            if expected.call.terms.of(TableLookup) and not engine.takes_tables(expected.call):
+                continue
+            found = expected.difference(engine, device).fault
         except Exception as error:
             if _is_of_memory(error):
                 raise
@@ -114,6 +118,20 @@ def _check(engine: Engine, reference: Engine, variant: Variant, device: torch.de
         if found is not None:
             return found
     return None
+
+
+def _with_table(variant: Variant) -> Call:
+    """A small call in which a line bias is a table that an engine reads, three neighbouring entries from one row."""
+
+    def unread(term: Term) -> Term:
+        if not isinstance(term, LineBias):
+            return term
+        count = term.values.shape[1]
+        rows = Rows(torch.arange(count, device="cpu") // 3, -(-count // 3))
+        return TableLookup(term.values.detach()[:, ::3].mT.contiguous().requires_grad_(), rows, term.lines)
+
+    call = small_call(variant, _SIZES[0])
+    return replace(call, terms=call.terms.each(unread))
 
 
 def _is_of_memory(error: Exception) -> bool:
