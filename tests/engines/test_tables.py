@@ -1,4 +1,4 @@
-"""Learned tables that the Triton engine reads by itself: no gather before the kernels, no gradient of one after them."""
+"""Learned tables that the Triton engine reads by itself: no gather before its kernels, no gradient of one after."""
 
 import copy
 import gc
@@ -142,8 +142,8 @@ def _a_parametrization(mechanism: T5Bias) -> None:
 
 
 CHANGES = (
-    _weights_in_place, _weights_by_data, _more_rows_by_data, _another_parameter, _a_state, _assigned, _half, _the_scale, _frozen,
-    _another_bias, _a_parametrization,
+    _weights_in_place, _weights_by_data, _more_rows_by_data, _another_parameter, _a_state, _assigned, _half,
+    _the_scale, _frozen, _another_bias, _a_parametrization,
 )  # fmt: skip
 
 

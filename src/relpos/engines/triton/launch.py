@@ -243,8 +243,8 @@ class _Reader:
     """How the kernels read a tensor: its strides, and whether it must be copied."""
 
     def __init__(self, x: Tensor) -> None:
-        read, *self.strides = with_strides(x.detach())
-        self.copied = read.data_ptr() != x.data_ptr()
+        read = with_strides(x.detach())
+        self.copied, self.strides = read[0].data_ptr() != x.data_ptr(), read[1:]
 
     def readable(self, x: Tensor) -> Tensor:
         return x.contiguous() if self.copied else x

@@ -26,8 +26,8 @@ from relpos.engines.triton.limits import MOST_AXES, cdiv, power_of_2
 Common = tuple[Any, ...]
 """The arguments of every backward kernel: upstream gradient, q, k and v, sizes, bias, mask and dropout."""
 ReadOrder = tuple[Int[Tensor, " I"], Int[Tensor, " L"]]
-"""The numbers of all that reads entries or rows, sorted by what it reads, and where those of each begin, plus the
-end."""
+"""The numbers of the pairs that read entries, or entries that read rows, sorted by what they read, and where those of
+each begin, plus the end."""
 
 
 PROGRAMS = 1024
@@ -48,8 +48,10 @@ class LineGradient:
 
     def __init__(self, launches: Launches, line: LineBias | TableLookup) -> None:
         self.launches = launches
-        heads, pairs = launches.heads, launches.n * launches.m
-        self._pairs, self._share = _pairs_kernel(launches) if launches.few else (None, 0)
+        heads, read_by = launches.heads, launches.n * launches.m if launches.few else line.lines.length
+        self._pairs: Kernel | None = None
+        if launches.few:
+            self._pairs, self._share = _pairs_kernel(launches)
         if isinstance(line, TableLookup):
             count, entries, across = line.rows.rows, 1, _OF_ROW
             self._shape, strides = (count, heads), (1, heads)
@@ -58,7 +60,7 @@ class LineGradient:
             self._shape, strides = (heads, count), (count, 1)
         constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
         self._sum = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)
-        self._sizes = (pairs if launches.few else line.lines.length, count, heads, *strides)
+        self._sizes = (read_by, count, heads, *strides)
 
     def of_call(self, line: LineBias | TableLookup, common: Common, varying: Hashable) -> Float[Tensor, "_ _"]:
         """The gradient of `values`, or of the table, in its shape. `varying`: see `Kernel`."""

@@ -44,12 +44,12 @@ def backward(
     call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None, gradients: Gradients, launches: Launches
 ) -> None:
     """As `passes.backward`; the gradient of a bias beside vectors is not supported."""
-    d_out, *strides = with_strides(d_out)
+    d_out, *strides = upstream = with_strides(d_out)
     out, lse, d_lse = out.contiguous(), lse.contiguous(), None if d_lse is None else d_lse.contiguous()
     qkv, bias, allowed, of_queries, of_keys, begins = launches.given(call)
     varying = begins, d_out.data_ptr() % 16, None if d_lse is None else d_lse.data_ptr() % 16, *strides
     rows_kernel, count = launches.once("rows", lambda: of_rows(launches))
-    up = tiles.Upstream(d_out, *strides, lse.new_empty((launches.batch, launches.heads, 2, count)), count)
+    up = tiles.Upstream(*upstream, lse.new_empty((launches.batch, launches.heads, 2, count)), count)
     rows_kernel.launch(varying, out, up, lse, d_lse, launches.size)
     rows = up, qkv, launches.size, bias, allowed
     vectors, scale = CallVectors(call, sets_of(call), launches, d_out), launches.factor(call)
