@@ -68,14 +68,14 @@ def assert_right(mechanism: relpos.Mechanism, *where: Any) -> None:
 
 
 def is_unread(mechanism: Any, where: Any = WHERE) -> bool:
-    return isinstance(mechanism.unread_terms(where).items[0], TableLookup)
+    return isinstance(mechanism._unread_terms(where).items[0], TableLookup)
 
 
 @pytest.mark.parametrize("few", [0, 256], indirect=True)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, few: None) -> None:
     mechanism, *where = CASES[name]
-    assert isinstance(mechanism.unread_terms(*where).items[0], TableLookup)  # type: ignore[attr-defined]
+    assert isinstance(mechanism._unread_terms(*where).items[0], TableLookup)  # type: ignore[attr-defined]
     assert_right(mechanism, *where)
 
 
@@ -282,7 +282,7 @@ def test_a_table_dies_with_its_mechanism() -> None:
 def test_a_table_that_is_computed_is_not_kept() -> None:
     mechanism = t5()
     _a_parametrization(mechanism)
-    known = weakref.ref(mechanism.unread_terms(WHERE).items[0].table)
+    known = weakref.ref(mechanism._unread_terms(WHERE).items[0].table)
     assert known() is None
 
 

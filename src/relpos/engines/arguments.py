@@ -202,7 +202,7 @@ def _resolve_terms(
             terms = make(queries, keys, states=states)
         else:
             # the second run of a checkpoint has to save what the first did, whether or not it is under a mode, say
-            unread = None if reads or hooks_on_saved_tensors() else getattr(position, "unread_terms", None)
+            unread = None if reads or hooks_on_saved_tensors() else getattr(position, "_unread_terms", None)
             terms = (make if unread is None else unread)(queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"

@@ -1,4 +1,4 @@
-"""A line bias whose values an engine reads from a learned table by itself: internal, see `TableBias.unread_terms`."""
+"""A line bias whose values an engine reads from a learned table by itself: internal, see `TableBias._unread_terms`."""
 
 from __future__ import annotations
 

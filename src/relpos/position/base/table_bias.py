@@ -84,7 +84,7 @@ class TableBias(OffsetBias):
         line, rows = self._line_and_rows_of(queries, keys, self.device)
         return self._terms_on(line) if rows is None else self._read(line, rows)
 
-    def unread_terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
+    def _unread_terms(self, queries: Coordinates, keys: Coordinates | None = None) -> Terms:
         """`terms` with a `TableLookup` in place of values, for an engine that reads tables by itself.
 
         They are `terms` where these are more than a lookup, and where something has replaced what makes them. Kept for
