@@ -254,6 +254,14 @@ def test_second_derivatives_are_refused_in_words() -> None:
         first.sum().backward()
 
 
+def test_a_mechanism_that_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mechanism = t5()
+    q = torch.randn(2, H, 7, D).requires_grad_()
+    outs = [attention(q, q, q, position=mechanism, queries=WHERE, backend=name) for name in ("triton", "reference")]
+    torch.testing.assert_close(*[torch.autograd.grad(out.square().sum(), q) for out in outs])
+
+
 def test_two_layers_and_two_forwards_before_two_backwards() -> None:
     one, two = t5(), t5()
     wanted = [step(one), step(two)]

@@ -183,7 +183,7 @@ class _ByNode(NamedTuple):
 
     Attributes:
         needed: which tensors want gradients, by what autograd says of the node's arguments.
-        unlearned: those without a gradient, which alone may be made in inference mode.
+        unlearned: those without a gradient, which may be made in inference mode. Others may not, as anywhere in PyTorch.
         hooked: whether hooks on saved tensors may give back others than were saved, as those of a checkpoint do once
             its weights have changed, or with other strides.
     """

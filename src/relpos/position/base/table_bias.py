@@ -109,7 +109,8 @@ class TableBias(OffsetBias):
     def _unread(self, queries: Coordinates, keys: Coordinates | None, table: Tensor) -> _Unread | None:
         """Terms that hold this table; None where `terms` are more than a lookup in it, or raise."""
         device = self.device
-        if table.dim() != 2 or table.device != device or any(_is_replaced(self, name) for name in _MAKERS):
+        readable = table.dim() == 2 and table.device == device and not table.is_inference()
+        if not readable or any(_is_replaced(self, name) for name in _MAKERS):
             return None
         line, rows = self._line_and_rows_of(queries, keys, device)
         if rows is None or rows.rows != table.shape[0] or rows.index.shape[0] != line.length:
