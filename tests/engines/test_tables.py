@@ -166,10 +166,21 @@ def test_who_says_terms_otherwise_is_asked() -> None:
         def terms(self, queries: Any, keys: Any = None) -> relpos.Terms:
             return super().terms(queries, keys) + super().terms(queries, keys)
 
+    class Wrapped:
+        def __init__(self) -> None:
+            self.inner = t5()
+
+        def terms(self, queries: Any, keys: Any = None) -> relpos.Terms:
+            return self.inner.terms(queries, keys) + self.inner.terms(queries, keys)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
     for kind in (Doubled, Two):
         mechanism = kind(H, num_buckets=8, max_distance=16, init_std=1.0)
         assert not is_unread(mechanism)
         assert_right(mechanism)
+    assert_right(Wrapped())  # type: ignore[arg-type]
 
 
 def test_a_table_that_does_not_fit_is_refused_as_ever() -> None:
@@ -254,13 +265,41 @@ def test_second_derivatives_are_refused_in_words() -> None:
         first.sum().backward()
 
 
-def test_a_mechanism_that_was_made_in_inference_mode() -> None:
+@pytest.mark.parametrize("backend", ["triton", "streaming"])
+def test_what_was_made_in_inference_mode(backend: str) -> None:
     with torch.inference_mode():
-        mechanism = t5()
+        mechanism, k = t5(), torch.randn(2, H, 7, D, requires_grad=True)
     q = torch.randn(2, H, 7, D).requires_grad_()
-    outs = [attention(q, q, q, position=mechanism, queries=WHERE, backend=name) for name in ("triton", "reference")]
+    outs = [attention(q, k, q, position=mechanism, queries=WHERE, backend=name) for name in (backend, "reference")]
     gradients = [torch.autograd.grad(out.square().sum(), q)[0] for out in outs]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_terms_beside_a_table_are_made_anew() -> None:
+    class WithSinks(T5Bias):
+        def __init__(self) -> None:
+            super().__init__(H, num_buckets=8, max_distance=16, init_std=1.0)
+            self.raw = nn.Parameter(torch.zeros(H))
+
+        def _extra_terms(self) -> tuple[Any, ...]:
+            return (*super()._extra_terms(), relpos.Sinks(2 * self.raw))
+
+    mechanism = WithSinks()
+    for _ in range(2):
+        assert is_unread(mechanism)
+        assert_right(mechanism)
+        _weights_in_place(mechanism)
+        mechanism.raw.data += 1
+
+
+def test_lines_and_rows_are_made_once_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, made = t5(), []
+    real = table_bias.TableBias._line_and_rows
+    monkeypatch.setattr(table_bias.TableBias, "_line_and_rows", lambda *given: made.append(given) or real(*given))
+    for _ in range(2):
+        for count in range(5, 15):
+            mechanism._unread_terms(Sequence(count))
+    assert len(made) == 10
 
 
 def test_two_layers_and_two_forwards_before_two_backwards() -> None:

@@ -62,8 +62,8 @@ class Arguments:
             are not read (`TableLookup`); those of all others never have.
 
     Attributes:
-        has_structure: whether a plan may be kept for it, and one that is there be used: it is computed, and nothing
-            looks on that may change the choice or must see all that is done.
+        may_have_structure: whether a plan may be kept for it, and one that is there be used: the call is computed, and
+            nothing looks on that may change the choice or must see all that is done.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Arguments:
             require_number(scale, "scale", "above 0", "Leave it out for 1/sqrt(head width).")
         self.q, self.k, self.v = q, k, v
         self.backend = backend
-        self.has_structure = backend is not None and may_cache(q.device) and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        reads = not self.has_structure or not (backend == "triton" or (backend == "auto" and q.is_cuda))
+        self.may_have_structure = backend is not None and may_cache(q.device) and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        reads = not self.may_have_structure or not (backend == "triton" or (backend == "auto" and q.is_cuda))
         self.terms = _resolve_terms(position, queries, keys, q, k, v, states, reads)
         self.mask = None if mask is None else Mask.of(mask)
         self.dtype, self.autocast = under_autocast(q)
@@ -202,8 +202,9 @@ def _resolve_terms(
             terms = make(queries, keys, states=states)
         else:
             # the second run of a checkpoint has to save what the first did, whether or not it is under a mode, say
-            unread = None if reads or hooks_on_saved_tensors() else getattr(position, "_unread_terms", None)
-            terms = (make if unread is None else unread)(queries, keys)
+            # asked of the class: a wrapper that hands on attributes may say `terms` otherwise
+            unread = None if reads or hooks_on_saved_tensors() else getattr(type(position), "_unread_terms", None)
+            terms = make(queries, keys) if unread is None else unread(position, queries, keys)
         if not isinstance(terms, Terms):
             made = f"{shape_of(terms)} from {type(position).__name__}"
             fail("Terms from a mechanism's terms(queries, keys)", made, "Return relpos.Terms(...).")

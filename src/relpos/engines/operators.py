@@ -32,7 +32,7 @@ class Gradients:
         kind: says which of a call's tensors they are, if calls of one structure are asked for several such sets.
 
     Attributes:
-        complete: whether all were added, each once, contiguous and in its tensor's dtype; whoever adds them may say so.
+        complete: whether all were added, contiguous and in their tensors' dtypes; whoever adds them may say so.
     """
 
     __slots__ = ("_ids", "complete", "kind", "sums", "tensors")
@@ -183,7 +183,6 @@ class _ByNode(NamedTuple):
 
     Attributes:
         needed: which tensors want gradients, by what autograd says of the node's arguments.
-        unlearned: those without a gradient, which may be made in inference mode. Others may not, as anywhere in PyTorch.
         hooked: whether hooks on saved tensors may give back others than were saved, as those of a checkpoint do once
             its weights have changed, or with other strides.
     """
@@ -192,7 +191,6 @@ class _ByNode(NamedTuple):
     step_back: _StepBack
     form: CallForm
     needed: dict[tuple[bool, ...], tuple[int, ...]]
-    unlearned: tuple[int, ...]
     hooked: bool
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -212,11 +210,10 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, way: _ByNode, call: Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = way.forward(call)
         ctx.set_materialize_grads(False)
-        for at in way.unlearned:
-            if tensors[at].is_inference():  # a mask, or lines: they cannot be saved themselves
-                tensors = (*tensors[:at], tensors[at].clone(), *tensors[at + 1 :])
+        if True in map(Tensor.is_inference, tensors):  # a mask, or lines: they cannot be saved themselves
+            tensors = tuple([x.clone() if x.is_inference() else x for x in tensors])
         ctx.save_for_backward(*tensors, out, lse)
-        ctx.kept = way, way.form.lines(call), None if way.hooked else call.prepared
+        ctx.kept = way, way.form.whole(call), None if way.hooked else call.prepared
         return out, lse
 
     @staticmethod
@@ -259,7 +256,7 @@ class Operator:
         form = CallForm(call, as_packed=True)
         if _seen_by_operators(form.tensors(call)):
             return self._by_operator(call)
-        way = self._by_node(call, self._forward, self._backward, form, hooked=hooks_on_saved_tensors())
+        way = self._by_node(self._forward, self._backward, form, hooked=hooks_on_saved_tensors())
         return way.run(call) if way.learns(call) else way.forward(call)
 
     def planned(self, prepare: Callable[[Call], tuple[RunForward, RunBackward]] | None = None) -> RunForward:
@@ -279,8 +276,8 @@ class Operator:
                     forward, backward = forwards[0], backwards[0]
                     if call.others:
                         forward, backward = of_each(*forwards), back_of_each(*backwards)
-                way = self._by_node(call, forward, backward, CallForm(call, as_packed=False), hooked=False)
-                of_any = self._by_node(call, forward, self._backward, CallForm(call, as_packed=True), hooked=True)
+                way = self._by_node(forward, backward, CallForm(call, as_packed=False), hooked=False)
+                of_any = self._by_node(forward, self._backward, CallForm(call, as_packed=True), hooked=True)
 
                 def run(call: Call) -> tuple[Tensor, Tensor]:
                     return (of_any if hooks_on_saved_tensors() else way).run(call)
@@ -294,11 +291,8 @@ class Operator:
         out, lse = self._attend(*pack(call))
         return out, lse
 
-    def _by_node(
-        self, call: Call, forward: RunForward, backward: RunBackward, form: CallForm, *, hooked: bool
-    ) -> _ByNode:
-        unlearned = tuple(at for at, x in enumerate(form.tensors(call)) if not x.requires_grad)
-        return _ByNode(forward, partial(self._step_back, backward, hooked), form, {}, unlearned, hooked)
+    def _by_node(self, forward: RunForward, backward: RunBackward, form: CallForm, *, hooked: bool) -> _ByNode:
+        return _ByNode(forward, partial(self._step_back, backward, hooked), form, {}, hooked)
 
     def _step_back(
         self, backward: RunBackward, hooked: bool, call: Call, tensors: list[Tensor], saved: Saved,

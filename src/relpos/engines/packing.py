@@ -107,7 +107,7 @@ class CallForm:
     def __init__(self, call: Call, *, as_packed: bool) -> None:
         self._as_packed = as_packed
         self._tensors: list[Callable[[Call], Tensor]] = []
-        self._lines: list[Callable[[Call], Lines | Rows]] = []
+        self._whole: list[Callable[[Call], Lines | Rows]] = []
         make = self._maker(call, (), [])
         assert make is not None
         self._make = make
@@ -116,9 +116,9 @@ class CallForm:
         """The call's tensors, each once."""
         return [get(call) for get in self._tensors]
 
-    def lines(self, call: Call) -> list[Lines | Rows]:
+    def whole(self, call: Call) -> list[Lines | Rows]:
         """The lines and row numbers of its terms."""
-        return [get(call) for get in self._lines]
+        return [get(call) for get in self._whole]
 
     def call(self, tensors: Sequence[Tensor], lines: Sequence[Lines | Rows]) -> Call:
         """The call made of these."""
@@ -138,8 +138,8 @@ class CallForm:
         if isinstance(node, Lines | Rows):
             for name in ("query", "key") if self._as_packed and isinstance(node, Lines) else ():
                 self._index(getattr(node, name), (*path, name), known)
-            number = len(self._lines)
-            self._lines.append(_at(path))
+            number = len(self._whole)
+            self._whole.append(_at(path))
             return lambda tensors, lines: lines[number]
         if isinstance(node, Tensor):
             index = self._index(node, path, known)

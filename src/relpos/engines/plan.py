@@ -36,7 +36,7 @@ Structure = Hashable
 
 def structure_of_call(given: Arguments) -> Structure | None:
     """All that a plan depends on, or None."""
-    if not given.has_structure:
+    if not given.may_have_structure:
         return None
     tensors: list[Tensor] = []
     parts = structure_of((given.q, given.k, given.v, given.terms, given.mask), tensors)
@@ -85,8 +85,8 @@ def make_plan(given: Arguments, structure: Structure | None) -> Plan:
 
     Engines are chosen, and checks made, with all tables read.
     """
+    assert given.backend is not None, "it is computed"
     known, backend = given.read(), given.backend
-    assert backend is not None, "it is computed"
     call = known.call()
     choice = choose(call, backend)
     engine = choice.engine

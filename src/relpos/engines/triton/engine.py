@@ -99,7 +99,7 @@ class Triton(Engine):
     checked_on = ("cuda",)
 
     def takes_tables(self, call: Call) -> bool:
-        beside = (LineBias, LowRank, PairRotations, QueryScale)
+        beside = (LineBias, LineVectors, AxisVectors, LowRank, PairRotations, QueryScale)
         tables = call.terms.of(TableLookup)
         return len(tables) == 1 and tables[0].table.dtype in COMPUTED and not any(map(call.terms.of, beside))
 

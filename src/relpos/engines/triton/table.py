@@ -52,11 +52,14 @@ class LineGradient:
         self._pairs: Kernel | None = None
         if launches.few:
             self._pairs, self._share = _pairs_kernel(launches)
+        entries, across = _ENTRIES, _ACROSS
         if isinstance(line, TableLookup):
-            count, entries, across = line.rows.rows, 1, _OF_ROW
+            count = line.rows.rows
             self._shape, strides = (count, heads), (1, heads)
+            if not line.rows.in_order:
+                entries, across = 1, _OF_ROW
         else:
-            count, entries, across = line.lines.length, _ENTRIES, _ACROSS
+            count = line.lines.length
             self._shape, strides = (heads, count), (count, 1)
         constants = {"ENTRIES": entries, "ACROSS": across, "SUM": launches.constants["SUM"]}
         self._sum = Kernel(table_kernels.sum_of_pairs, (cdiv(count, entries), heads), constants)

@@ -19,6 +19,7 @@ from relpos.core import (
     Lines,
     Offsets,
     Rows,
+    Scale,
     Sequence,
     Terms,
     at_least_float32,
@@ -26,7 +27,7 @@ from relpos.core import (
     lines,
     read,
 )
-from relpos.core.cache import FEW_BYTES, keep
+from relpos.core.cache import FEW_BYTES, cache_of, keep
 from relpos.core.terms.table_lookup import TableLookup
 from relpos.core.tree import unchecked
 from relpos.position.base.mechanism import bytes_of_lines
@@ -35,8 +36,8 @@ from relpos.position.base.offset_bias import OffsetBias
 _REGULAR = (Sequence, Grid, NoneType)
 """Coordinates that are plain values."""
 
-_MAKERS = ("bias", "_read", "_terms_on", "_rows_on", "_line_and_rows")
-"""What makes the terms besides `terms` itself."""
+_MAKERS = ("_read", "_terms_on", "_rows_on", "_line_and_rows")
+"""What makes the terms besides `terms` and `bias`."""
 _NOTHING: dict[Hashable, Any] = {}
 
 
@@ -92,7 +93,8 @@ class TableBias(OffsetBias):
         """
         own = self.__dict__
         if (
-            type(self).terms is not TableBias.terms or "terms" in own or "_decoding_terms" in own
+            type(self).terms is not TableBias.terms or type(self).bias is not TableBias.bias
+            or "terms" in own or "bias" in own or "_decoding_terms" in own
             or type(queries) not in _REGULAR or type(keys) not in _REGULAR
         ):  # fmt: skip
             return self.terms(queries, keys)
@@ -102,15 +104,16 @@ class TableBias(OffsetBias):
             known = self._unread(queries, keys, table)
             if known is None:
                 return self.terms(queries, keys)
-            if type(table) is Parameter and bytes_of_lines(queries, keys) <= FEW_BYTES:  # others may hold a graph
+            plain = type(table) is Parameter and all(type(term) is Scale for term in known.terms.items[1:])
+            if plain and bytes_of_lines(queries, keys) <= FEW_BYTES:  # others may hold a graph
+                cache_of(self).pop((queries, keys, known.device, "rows"), None)  # they hold the line and its rows
                 keep(self, key, known)
         return known.terms
 
     def _unread(self, queries: Coordinates, keys: Coordinates | None, table: Tensor) -> _Unread | None:
         """Terms that hold this table; None where `terms` are more than a lookup in it, or raise."""
         device = self.device
-        readable = table.dim() == 2 and table.device == device and not table.is_inference()
-        if not readable or any(_is_replaced(self, name) for name in _MAKERS):
+        if table.dim() != 2 or table.device != device or any(_is_replaced(self, name) for name in _MAKERS):
             return None
         line, rows = self._line_and_rows_of(queries, keys, device)
         if rows is None or rows.rows != table.shape[0] or rows.index.shape[0] != line.length:
