@@ -165,8 +165,7 @@ class CallForm:
         def make(tensors: Sequence[Tensor], lines: Sequence[Lines | Rows]) -> Any:
             instance: Any = object.__new__(kind)
             attributes = instance.__dict__
-            if same:
-                attributes.update(same)
+            attributes.update(same)
             for name, index in places:
                 attributes[name] = tensors[index]
             for name, make_part in varying:
