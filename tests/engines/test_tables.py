@@ -82,6 +82,34 @@ def test_values_and_gradients(name: str, few: None) -> None:
     assert_right(mechanism, *where, batch=2)
 
 
+LAYOUTS = {
+    "transposed": torch.randn(H, 8).T,
+    "every second column": torch.randn(8, 2 * H)[:, ::2],
+    "one row for all": torch.randn(1, H).expand(8, H),
+    "where 16 does not divide": torch.randn(8 * H + 1)[1:].view(8, H),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_table_may_lie_anyhow(name: str) -> None:
+    mechanism = t5()
+    mechanism.relative_attention_bias = nn.Parameter(LAYOUTS[name])
+    assert mechanism.relative_attention_bias.stride() == LAYOUTS[name].stride()
+    assert is_unread(mechanism)
+    assert_right(mechanism)
+
+
+def test_grouped_keys_and_an_empty_batch() -> None:
+    mechanism = t5()
+    for batch, key_heads in ((2, 1), (0, H)):
+        leaves = [torch.randn(batch, heads, 7, D).requires_grad_() for heads in (H, key_heads, key_heads)]
+        learned = [*leaves, mechanism.relative_attention_bias]
+        given = {"position": mechanism, "queries": WHERE}
+        outs = [attention(*leaves, backend=backend, **given) for backend in ("triton", "reference")]
+        found = [torch.autograd.grad(out.square().sum(), learned) for out in outs]
+        torch.testing.assert_close([outs[0], *found[0]], [outs[1], *found[1]], rtol=1e-4, atol=1e-4)
+
+
 def test_no_operator_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, reads = t5(), []
     step(mechanism)  # a plan is made with tables read

@@ -201,8 +201,8 @@ def _resolve_terms(
             _require_rows(states, q)
             terms = make(queries, keys, states=states)
         else:
-            # the second run of a checkpoint has to save what the first did, whether or not it is under a mode, say
-            # asked of the class: a wrapper that hands on attributes may say `terms` otherwise
+            # Read under hooks, for the second run of a checkpoint has to save as many tensors as the first, also where
+            # it runs under a mode. The class is asked: a wrapper that hands on attributes may say `terms` otherwise.
             unread = None if reads or hooks_on_saved_tensors() else getattr(type(position), "_unread_terms", None)
             terms = make(queries, keys) if unread is None else unread(position, queries, keys)
         if not isinstance(terms, Terms):

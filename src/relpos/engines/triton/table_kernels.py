@@ -102,8 +102,8 @@ def sum_of_pairs(
 ):  # fmt: skip
     """For ENTRIES entries of the line of one head the sum over their pairs, in order, and over the parts of the batch.
 
-    `order` has the numbers of all pairs, those of one entry from its `begins` to the next entry's. For rows of a table,
-    too, of their pairs or of the entries that read them.
+    `order` has the numbers of all pairs, those of one entry from its `begins` to the next entry's. The same for
+    the rows of a table, over the pairs, or the entries, that read them.
     """
     entry, head = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES), tl.program_id(1)
     begin = tl.load(begins + entry, mask=entry < length, other=0)
